@@ -104,9 +104,10 @@ static void open_unit(tagc_comm *comm, const tagc_reducer_options *options, side
                             .n_comms = 1,
                             .comms = {comm}};
     expect(tagc_unit_create(s->queue, &of, &s->unit), "unit");
-    expect(tagc_device_check(s->device,
-                             s->device->runtime.StreamCreateWithFlags(&s->stream, TAGC_STREAM_NON_BLOCKING),
-                             "making a stream"),
+    expect(tagc_device_check(
+               s->device,
+               s->device->runtime.StreamCreateWithPriority(&s->stream, TAGC_STREAM_NON_BLOCKING, 0),
+               "making a stream"),
            "stream");
     if (pthread_create(&s->thread, NULL, exchange_main, s->queue)) fail("threads");
 }

@@ -14,7 +14,8 @@ static tagc_status simulate(tagc_cluster *c, tagc_cluster_plan *out) {
     if (c->is_measured) {
         tagc_schedule_plan last;
         TAGC_TRY(tagc_schedule_plan_of_level(NULL, TAGC_CLASS_COMPRESSED, TAGC_LEVEL_LAST, &last));
-        TAGC_TRY(tagc_plan_codec(last.format, last.sparsity, &c->codec_ns));
+        c->codec_threads = tagc_plan_threads(0, (int)v->gpus_per_host);
+        TAGC_TRY(tagc_plan_codec(last.format, last.sparsity, c->codec_threads, &c->codec_ns));
     }
     tagc_times_setup setup = {.n_layer = m->n_layer,
                               .n_embd = m->n_embd,

@@ -35,7 +35,7 @@ typedef struct tagc_cluster {
     double latency_s, host_link; /* bits per second */
     tagc_mesh_question question; /* of a mesh, without a way of data parallelism; else its model alone */
     double codec_ns;
-    int is_measured; /* the codec */
+    int is_measured, codec_threads; /* the codec, and on how many threads */
 } tagc_cluster;
 
 /* One of both, as the words ask. */

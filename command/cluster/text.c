@@ -308,8 +308,12 @@ void tagc_cluster_print(const tagc_cluster *c, const tagc_cluster_plan *plan, FI
     fprintf(out, "\n%s parameters, %d hosts with %d GPU%s each; times are simulated\n",
             count_text(plan->times.rows[0].n_params, n_params), (int)c->values.hosts,
             (int)c->values.gpus_per_host, c->values.gpus_per_host > 1 ? "s" : "");
+    char how[64] = "as given";
+    if (c->is_measured)
+        snprintf(how, sizeof how, "measured here on %d thread%s", c->codec_threads,
+                 c->codec_threads > 1 ? "s" : "");
     fprintf(out, "codec: %.3g ns per element, %s; the codec has not been measured on a GPU\n", c->codec_ns,
-            c->is_measured ? "measured here on one thread" : "as given");
+            how);
     print_rows(c, &plan->times, out);
     print_card(&plan->times, out);
     print_held(c, plan, out);

@@ -38,7 +38,7 @@ static const tagc_option rows[] = {
     INT("accumulate", accumulate, 1, 65536, NULL, "1",
         "micro-steps of a step, of which the last one exchanges gradients; not on a mesh"),
     REAL("codec-ns", codec_ns, 0, 1e6, "measured=-1", "measured",
-         "nanoseconds that the codec takes per element; measured: here, on one thread; not on a mesh"),
+         "nanoseconds that the codec takes per element; measured: here, on the threads that compress() takes; not on a mesh"),
     CHOICE("codec", codec, "device|host", "device", "where tagc compresses, and so has residuals and buffers: compress(codec=)"),
     TEXT(NULL, "json", json, NULL, NULL, "FILE", "file for the plan, too; - prints nothing else"),
 

@@ -23,11 +23,30 @@ typedef struct attributes {
 
 /* The members of tagc_runtime, in order; the driver's follow. */
 static const char *const names[] = {
-    "RuntimeGetVersion",    "GetDeviceCount", "GetDevice",         "SetDevice",       "StreamCreateWithFlags",
-    "StreamDestroy",        "StreamQuery",    "StreamSynchronize", "StreamWaitEvent", "StreamIsCapturing",
-    "EventCreateWithFlags", "EventDestroy",   "EventRecord",       "MemcpyAsync",     "HostAlloc",
-    "HostGetDevicePointer", "FreeHost",       "MallocAsync",       "FreeAsync",       "MemsetAsync",
-    "PointerGetAttributes", "GetErrorString", "GetLastError",
+    "RuntimeGetVersion",
+    "GetDeviceCount",
+    "GetDevice",
+    "SetDevice",
+    "StreamCreateWithPriority",
+    "DeviceGetStreamPriorityRange",
+    "StreamDestroy",
+    "StreamQuery",
+    "StreamSynchronize",
+    "StreamWaitEvent",
+    "StreamIsCapturing",
+    "EventCreateWithFlags",
+    "EventDestroy",
+    "EventRecord",
+    "MemcpyAsync",
+    "HostAlloc",
+    "HostGetDevicePointer",
+    "FreeHost",
+    "MallocAsync",
+    "FreeAsync",
+    "MemsetAsync",
+    "PointerGetAttributes",
+    "GetErrorString",
+    "GetLastError",
 };
 /* symbol: what libcuda calls it. Since 11.7 the second versions are what cuda.h means by the names; the first need an option of the driver's. */
 static const struct {

@@ -33,6 +33,16 @@ void tagc_device_leave(const tagc_device *device, int before) {
         runtime->SetDevice(before);
 }
 
+tagc_status tagc_device_make_stream(const tagc_device *device, void **stream) {
+    const tagc_runtime *runtime = &device->runtime;
+    int least = 0, greatest = 0;
+    TAGC_TRY(tagc_device_check(device, runtime->DeviceGetStreamPriorityRange(&least, &greatest),
+                               "asking for priorities"));
+    return tagc_device_check(device,
+                             runtime->StreamCreateWithPriority(stream, TAGC_STREAM_NON_BLOCKING, greatest),
+                             "making a stream");
+}
+
 tagc_status tagc_device_check_place(const tagc_device *device, const void *pointer, const char *what) {
     tagc_place place;
     TAGC_TRY(tagc_device_check(device, tagc_runtime_place(&device->runtime, pointer, &place),

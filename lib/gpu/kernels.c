@@ -188,8 +188,7 @@ static tagc_status refuse_to_wait(tagc_kernels *k) {
 /* Makes every call that an exchange will make once, while no exchange waits. */
 static tagc_status try_out(tagc_kernels *k) {
     const tagc_runtime *runtime = runtime_of(k);
-    TAGC_TRY(tagc_device_check(
-        k->device, runtime->StreamCreateWithFlags(&k->stream, TAGC_STREAM_NON_BLOCKING), "making a stream"));
+    TAGC_TRY(tagc_device_make_stream(k->device, &k->stream));
     TAGC_TRY(tagc_kernels_check(k, k->maker->prepare()));
     TAGC_TRY(tagc_kernels_reserve(k, TAGC_ALIGNMENT, TAGC_LEAST_PINNED_BYTES));
     TAGC_TRY(tagc_device_check(k->device, runtime->MemsetAsync(k->work, 0, TAGC_ALIGNMENT, k->stream),

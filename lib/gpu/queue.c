@@ -358,12 +358,9 @@ static tagc_status try_calls(tagc_queue *queue) {
 static tagc_status make(tagc_queue *queue) {
     const tagc_device *device = queue->device;
     const tagc_runtime *runtime = &device->runtime;
-    TAGC_TRY(tagc_device_check(device, runtime->StreamCreateWithFlags(&queue->out, TAGC_STREAM_NON_BLOCKING),
-                               "making a stream"));
+    TAGC_TRY(tagc_device_make_stream(device, &queue->out));
     /* With kernels there are two more streams, of which the kernels have the last. */
-    void **second = queue->kernels ? &queue->add : &queue->back;
-    TAGC_TRY(tagc_device_check(device, runtime->StreamCreateWithFlags(second, TAGC_STREAM_NON_BLOCKING),
-                               "making a stream"));
+    TAGC_TRY(tagc_device_make_stream(device, queue->kernels ? &queue->add : &queue->back));
     if (queue->kernels) queue->back = queue->kernels->stream;
     for (int i = 0; i < queue->n_buffers; i++) {
         buffer *one = &queue->buffers[i];

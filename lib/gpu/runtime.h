@@ -32,7 +32,9 @@ typedef struct tagc_runtime {
     int (*SetDevice)(int ordinal);
 
     /* A stream runs its work in order. */
-    int (*StreamCreateWithFlags)(void **stream, unsigned flags);
+    int (*StreamCreateWithPriority)(void **stream, unsigned flags, int priority);
+    int (*DeviceGetStreamPriorityRange)(
+        int *least, int *greatest); /* of the current device; the greatest is the smallest number */
     int (*StreamDestroy)(void *stream);
     int (*StreamQuery)(void *stream); /* see tagc_runtime_answer */
     int (*StreamSynchronize)(void *stream);
@@ -119,6 +121,10 @@ tagc_status tagc_device_probe(const tagc_device *device, void *stream, const tag
 /* tagc_device_open for a bound runtime, which is copied. On success *out owns its library. */
 tagc_status tagc_device_create(const tagc_runtime *runtime, const char *where, int ordinal,
                                tagc_device **out);
+
+/* Makes a stream of the greatest priority: a part's launches depend on each other, and each of them could otherwise wait behind one of the
+ * model's large kernels. Call after entering. */
+tagc_status tagc_device_make_stream(const tagc_device *device, void **stream);
 
 /* TAGC_ERR_ARGUMENT, naming `what`, unless the pointer is in this device's memory. */
 tagc_status tagc_device_check_place(const tagc_device *device, const void *pointer, const char *what);

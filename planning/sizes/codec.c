@@ -5,14 +5,15 @@
 #include "core/memory.h"
 #include "core/status.h"
 #include "core/thread.h"
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { N_ELEMS = 1 << 20, N_RUNS = 5 };
+enum { N_ELEMS = 1 << 20, N_RUNS = 5, MOST_THREADS = 8 };
 
 typedef struct side {
     tagc_local_group *group;
-    int rank, format;
+    int rank, format, n_threads;
     double sparsity, seconds[N_RUNS + 1]; /* of each step; the first has an empty residual */
     tagc_status status;
     char why[TAGC_ERROR_TEXT_BYTES]; /* the text of a failure belongs to its thread */
@@ -26,6 +27,7 @@ static tagc_status exchange(side *s, tagc_comm *comm, const float *gradient, flo
     options.exchange = TAGC_EXCHANGE_DIRECT;
     options.format = s->format;
     options.sparsity = s->sparsity;
+    options.n_threads = s->n_threads;
     TAGC_TRY(tagc_reducer_create(comm, &options, &reducer));
     tagc_status status = TAGC_OK;
     for (int run = 0; status == TAGC_OK && run <= N_RUNS; run++) {
@@ -69,12 +71,20 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-tagc_status tagc_plan_codec(int format, double sparsity, double *ns) {
+int tagc_plan_threads(int n_cores, int n_ranks) {
+    cpu_set_t own;
+    if (n_cores == 0 && sched_getaffinity(0, sizeof own, &own) == 0) n_cores = CPU_COUNT(&own);
+    int n = n_cores / n_ranks / 2;
+    return n < 1 ? 1 : n > MOST_THREADS ? MOST_THREADS : n;
+}
+
+tagc_status tagc_plan_codec(int format, double sparsity, int n_threads, double *ns) {
     tagc_local_group *group = NULL;
     pthread_t thread;
     TAGC_TRY(tagc_local_group_create(2, &group));
-    side sides[2] = {{.group = group, .format = format, .sparsity = sparsity},
-                     {.group = group, .rank = 1, .format = format, .sparsity = sparsity}};
+    side sides[2] = {
+        {.group = group, .format = format, .n_threads = n_threads, .sparsity = sparsity},
+        {.group = group, .rank = 1, .format = format, .n_threads = n_threads, .sparsity = sparsity}};
     tagc_status status =
         tagc_thread_start(&thread, "a thread to measure the codec with", run_side, &sides[1]);
     if (status == TAGC_OK) {

@@ -4,7 +4,11 @@
 
 #include "tagc/tagc.h"
 
-/* Nanoseconds per element of selecting, encoding and decoding on one thread, of the slower rank. Takes a tenth of a second. */
-TAGC_API tagc_status tagc_plan_codec(int format, double sparsity, double *ns);
+/* Nanoseconds per element of selecting, encoding and decoding on n_threads, of the slower rank. Takes a tenth of a second. */
+TAGC_API tagc_status tagc_plan_codec(int format, double sparsity, int n_threads, double *ns);
+
+/* Threads that compress() takes on a host of n_cores with n_ranks, unless it is told: half of a rank's share, at most 8. n_cores: 0: of this
+ * machine. */
+TAGC_API int tagc_plan_threads(int n_cores, int n_ranks);
 
 #endif

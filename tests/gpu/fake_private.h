@@ -14,6 +14,8 @@ enum {
     NOT_READY = 600,
     NOT_SUPPORTED = 801,
     DRIVER_VERSION = 13000,
+    LEAST_PRIORITY = 0,
+    GREATEST_PRIORITY = -5,
     GAVE_UP = 999, /* cudaErrorUnknown: of a call that would have waited for ever */
     TO_DEVICE = 1,
     TO_HOST = 2,
@@ -72,7 +74,7 @@ typedef struct posted {
 
 typedef struct stream {
     int is_live, device, is_busy; /* busy: its first op is a host function under way */
-    int number, n_ops;
+    int number, n_ops, priority;
     op *first, **last;
     posted *written; /* the oldest first */
 } stream;

@@ -103,20 +103,36 @@ FAKE_API int cudaSetDevice(int ordinal) {
     return OK;
 }
 
-FAKE_API int cudaStreamCreateWithFlags(void **out, unsigned flags) {
-    int code = enter("StreamCreateWithFlags");
+FAKE_API int cudaStreamCreateWithPriority(void **out, unsigned flags, int priority) {
+    int code = enter("StreamCreateWithPriority");
     if (!code && (flags != 1 || fake.n_streams == MAX_STREAMS)) code = INVALID_VALUE;
+    if (!code && (priority > LEAST_PRIORITY || priority < GREATEST_PRIORITY)) /* CUDA clamps it */
+        mistake("a priority out of the device's range");
     if (code) return leave(code);
     stream *one = &fake.streams[fake.n_streams++];
-    *one = (stream){.is_live = 1, .device = current_device, .number = fake.n_streams};
+    *one = (stream){.is_live = 1, .device = current_device, .number = fake.n_streams, .priority = priority};
     one->last = &one->first;
     here();
     *out = one;
     return leave(OK);
 }
 
+FAKE_API int cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    int code = enter("DeviceGetStreamPriorityRange");
+    *least = LEAST_PRIORITY;
+    *greatest = GREATEST_PRIORITY;
+    return leave(code);
+}
+
 int fake_stream(void **out) {
-    return cudaStreamCreateWithFlags(out, 1);
+    return cudaStreamCreateWithPriority(out, 1, LEAST_PRIORITY);
+}
+
+int fake_n_streams(int priority) {
+    int n = 0;
+    for (int i = 0; i < fake.n_streams; i++)
+        n += fake.streams[i].is_live && fake.streams[i].priority == priority;
+    return n;
 }
 
 FAKE_API int cudaStreamDestroy(void *handle) {

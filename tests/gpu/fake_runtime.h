@@ -59,7 +59,8 @@ FAKE_API void *fake_view(void *memory);
 FAKE_API void fake_take_host_as_device(void);
 
 /* ---- work ---- */
-FAKE_API int fake_stream(void **stream); /* of the current device; cudaStreamCreateWithFlags */
+FAKE_API int fake_stream(void **stream);   /* of the current device, of the least priority, which is 0 */
+FAKE_API int fake_n_streams(int priority); /* that exist; the greatest priority is -5 */
 FAKE_API int
 fake_load(void (*kernel)(void *arg)); /* cudaFuncGetAttributes: what else its first launch does */
 FAKE_API int fake_launch(void *stream, void (*kernel)(void *arg), void *arg);

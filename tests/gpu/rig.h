@@ -93,9 +93,9 @@ static inline int rig_capturing(void *stream, int *status) {
     return rig_between->real.StreamIsCapturing(stream, status);
 }
 
-static inline int rig_stream(void **stream, unsigned flags) {
+static inline int rig_stream(void **stream, unsigned flags, int priority) {
     saboteur *between = rig_between;
-    int code = between->real.StreamCreateWithFlags(stream, flags);
+    int code = between->real.StreamCreateWithPriority(stream, flags, priority);
     if (between->n_streams < 2) between->streams[between->n_streams++] = *stream;
     return code;
 }
@@ -207,7 +207,7 @@ static inline tagc_status rig_make(device_rig *rig, int rank, int ordinal, uint6
     if (status != TAGC_OK) return status;
     tagc_runtime table = between->real;
     table.StreamIsCapturing = rig_capturing;
-    table.StreamCreateWithFlags = rig_stream;
+    table.StreamCreateWithPriority = rig_stream;
     table.StreamWaitEvent = rig_wait;
     table.EventRecord = rig_record;
     status = tagc_device_create(&table, where, ordinal, &rig->device);

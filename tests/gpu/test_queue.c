@@ -11,6 +11,8 @@ static int run(saboteur plan, uint64_t seed, int n_buffers, int is_late, int is_
     fake_reset(seed, 2, is_late ? FAKE_LATE : FAKE_EAGER, 1);
     device_rig rig = {.saboteur = plan, .is_late = is_late, .is_pipelined = is_pipelined};
     assert_int_equal(rig_make(&rig, 0, 1, seed, n_buffers), TAGC_OK);
+    assert_int_equal(fake_n_streams(-5), 2); /* its launches do not wait behind the model's */
+    assert_int_equal(fake_n_streams(0), 1);  /* the caller's */
     uint64_t n_allocs = fake_n_allocs();
     if (!is_late) rig_start(&rig);
     for (int s = 0; s < RIG_STEPS; s++)

@@ -197,7 +197,8 @@ static void test_close(void **state) {
 /* Making fails at every call in turn. */
 static void test_making_fails(void **state) {
     (void)state;
-    static const char *const calls[] = {"StreamCreateWithFlags",
+    static const char *const calls[] = {"StreamCreateWithPriority",
+                                        "DeviceGetStreamPriorityRange",
                                         "EventCreateWithFlags",
                                         "HostAlloc",
                                         "StreamSynchronize",
@@ -234,7 +235,7 @@ static void test_making_fails(void **state) {
             assert_int_equal(fake_n_mistakes(), 0);
         }
     assert_int_equal(n_failed,
-                     2 + 6 + 6 + 4 + 1 + 2 + 2 + 1 + 2 + 1 + 0); /* without memory copies are not tried */
+                     2 + 2 + 6 + 6 + 4 + 1 + 2 + 2 + 1 + 2 + 1 + 0); /* without memory copies are not tried */
 }
 
 int main(void) {

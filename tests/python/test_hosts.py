@@ -37,6 +37,66 @@ def test_an_identity_is_of_a_host(tmp_path):
     assert identity() == identity() != identity(tmp_path / "none") == identity(tmp_path / "none")
 
 
+def of_rank(host, cores, granted=None):
+    return {"host": host, "cores": tuple(cores), "granted": granted}
+
+
+def test_a_rank_takes_half_of_its_share_of_the_cores(tmp_path):
+    """As the planner computes it, too. Bound ranks have cores of their own, and a container fewer than it
+    shows."""
+    from tagc.commands import planner
+    from tagc.torch.exchange import cores
+
+    for n_cores, n_ranks in ((16, 1), (16, 8), (2, 2), (64, 1), (96, 8), (1, 1), (7, 1), (4, 8)):
+        host = [of_rank("a", range(n_cores))] * n_ranks
+        wanted = max(1, min(8, n_cores // n_ranks // 2))
+        assert cores.threads(host[0], [*host, of_rank("b", range(n_cores))]) == wanted, (n_cores, n_ranks)
+        assert planner.threads_of(n_cores, n_ranks) == wanted
+    bound = [of_rank("a", range(8 * rank, 8 * rank + 8)) for rank in range(4)]
+    assert cores.threads(bound[1], bound) == 4
+    assert cores.threads(of_rank("a", range(64), 8.0), [of_rank("a", range(64), 8.0)] * 2) == 2
+    own = cores.about(tmp_path)
+    assert own["granted"] is None and len(own["cores"]) >= 1
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert cores.about(tmp_path)["granted"] == 0.5
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert cores.about(tmp_path) == own
+
+
+def trained(rank, n_threads):
+    """Losses and parameters with the default threads of a host with that many cores for each rank."""
+    from models import batch_of, loss_of
+    from test_staging import wrapped
+
+    import tagc.torch as tagc
+    from tagc.torch.exchange import cores
+
+    about, cores.about = (cores.about, lambda: {"cores": tuple(range(4 * n_threads)), "granted": None})
+    model = wrapped("ddp")
+    handle = tagc.compress(model, sparsity=0.9, layers="all", verbose=False)
+    cores.about = about
+    assert handle.state.options.threads == n_threads
+    optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
+    for step in range(3):
+        loss = loss_of(model, batch_of(rank, step))
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    handle.close()
+    return losses, [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def threads_change_nothing(rank, world_size):
+    one, four = trained(rank, 1), trained(rank, 4)
+    assert one[0] == four[0]
+    assert all(torch.equal(a, b) for a, b in zip(one[1], four[1]))
+
+
+def test_results_do_not_depend_on_threads():
+    ranks.run(threads_change_nothing, 2)
+
+
 def test_nccl_waits_longer_than_tagc(monkeypatch):
     """Its watchdog ends the process: groups that tagc makes get a multiple of timeout_s, at least NCCL's own
     default. tagc's waits on gloo are tagc's own."""

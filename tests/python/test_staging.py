@@ -275,12 +275,20 @@ def choice_of_codec(rank, world_size):
         with contextlib.redirect_stdout(said):
             handle = tagc.compress(model, **({} if rank == 0 else {"codec": "host"}))
         assert handle.codec == ("device", "host")[rank]
+        assert "on the host" not in said.getvalue()
         handle.close()
+        with contextlib.redirect_stdout(said):
+            tagc.compress(model).close()
+        wanted = "compressed on the host by rank 1: kernels for CUDA are missing: no-kernels.so"
+        assert rank or wanted in said.getvalue(), said.getvalue()
         device.check()
     with fake(212) as device:
         said = io.StringIO()
+        os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
         with contextlib.redirect_stdout(said):
             handle = tagc.compress(model)
+        del os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]
+        assert rank or "CUDA_DEVICE_MAX_CONNECTIONS is 1" in said.getvalue()
         assert handle.codec == "host"
         assert (
             rank or "compressed on the host: kernels for CUDA are missing: no-kernels.so" in said.getvalue()

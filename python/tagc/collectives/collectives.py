@@ -47,6 +47,7 @@ from tagc.torch.extension import (
     agree_all,
     check_known,
     checkpoint,
+    cores,
     count,
     layouts,
     look_fresh,
@@ -108,7 +109,7 @@ class Collectives:
         hosts: int | None = None,
         codec: Literal["host", "device"] | None = "host",
         transport: Literal["host", "gloo", "native"] = "host",
-        threads: int = 1,
+        threads: int | None = None,
         timeout_s: float | None = None,
         **unknown: NoReturn,
     ) -> None:
@@ -540,6 +541,8 @@ def _prepared(
     everyone = agree_all(found, mine, failure, given["timeout_s"], "Collectives()")
     assert found is not None and keys is not None and keys.cluster is not None  # or that has raised
     ranks = dist.get_process_group_ranks(found)
+    if options.threads is None:
+        options.threads = cores.threads(mine["about host"], (theirs["about host"] for theirs in everyone))
     known = {rank: theirs["about host"]["host"] for rank, theirs in zip(ranks, everyone)}
     keys.cluster.split([found], known)
     fresh = [theirs["fresh"] for theirs in everyone if theirs["fresh"] is not None]

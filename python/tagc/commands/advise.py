@@ -99,9 +99,10 @@ def run(words: Sequence[str]) -> int:
         import torch
         import torch.distributed as dist
 
+        from tagc.torch.advise import first_words
+        from tagc.torch.exchange import cores
         from tagc.torch.exchange.comm import Comm, share
         from tagc.torch.exchange.hosts import Cluster
-        from tagc.torch.exchange.identity import identity
         from tagc.torch.exchange.waits import timeout_of
     except ModuleNotFoundError as missing:
         raise Error("unsupported", f'{missing}: pip install "tagc-train[torch]"') from None
@@ -112,14 +113,16 @@ def run(words: Sequence[str]) -> int:
         assert world is not None
         timeout_s = timeout_of(world)
         cluster = Cluster(range(world.size()), arguments.hosts, timeout_s)
-        cluster.split([world], dict(enumerate(share(world, identity()))))
+        abouts = share(world, first_words.about_host())
+        cluster.split([world], {rank: theirs["host"] for rank, theirs in enumerate(abouts)})
         hosts = cluster.of(world)
         comm = Comm(hosts.between, timeout_s)
         try:
             latency_s, bytes_per_s = measure_link(comm, world, hosts.n_hosts - 1)
         finally:
             comm.close()
-        codec_ns = max(share(world, planner.codec_ns("int2", 0.95)))
+        threads = cores.threads(abouts[world.rank()], abouts)
+        codec_ns = max(share(world, planner.codec_ns("int2", 0.95, threads)))
         if dist.get_rank() == 0:
             said = cluster.words([world], torch.device("cpu"))
             print(_advice(arguments, hosts.n_hosts, hosts.per_host, latency_s, bytes_per_s, codec_ns, said))

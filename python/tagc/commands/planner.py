@@ -118,7 +118,7 @@ def _load() -> ctypes.CDLL:
         library.tagc_plan_mesh.argtypes = [POINTER(_MeshQuestion), POINTER(_MeshReply)]
         library.tagc_plan_shape.argtypes = [c_double, POINTER(c_int), POINTER(c_int)]
         library.tagc_plan_shape.restype = None
-        library.tagc_plan_codec.argtypes = [c_int, c_double, POINTER(c_double)]
+        library.tagc_plan_codec.argtypes = [c_int, c_double, c_int, POINTER(c_double)]
         reducers = POINTER(lib.ReducerOptions)
         library.tagc_plan_host_memory.argtypes = [
             reducers,
@@ -166,12 +166,18 @@ def shape_of(n_params: float) -> tuple[int, int]:
     return n_layer.value, width.value
 
 
-def codec_ns(values: str, sparsity: float) -> float:
-    """Returns nanoseconds per element of selecting, encoding and decoding on one thread of this processor."""
+def codec_ns(values: str, sparsity: float, threads: int = 1) -> float:
+    """Returns nanoseconds per element of selecting, encoding and decoding on threads of this processor."""
     ns = c_double()
-    status = _load().tagc_plan_codec(lib.FORMATS[values], sparsity, byref(ns))
+    status = _load().tagc_plan_codec(lib.FORMATS[values], sparsity, threads, byref(ns))
     _check(status, f"no codec could be measured with values {values}, sparsity {sparsity}")
     return ns.value
+
+
+def threads_of(cores: int, ranks: int) -> int:
+    """Returns the threads of a codec on a host of so many cores and ranks, as compress() takes them."""
+    n: int = _load().tagc_plan_threads(cores, ranks)
+    return n
 
 
 def ask_mesh(gather: str, values: str, forward: str, backward: str, **numbers: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -17,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from tagc import _library
 from tagc._library import Error
 from tagc.torch.advise import first_words
-from tagc.torch.exchange import internals, streams, waits
+from tagc.torch.exchange import cores, internals, streams, waits
 from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.hosts import Cluster
 from tagc.torch.exchange.interfaces import ALONE
@@ -59,7 +60,7 @@ def compress(
     between: dist.ProcessGroup | DeviceMesh | str | Any = None,
     codec: Literal["host", "device"] | None = None,
     transport: Literal["host", "gloo", "native"] = "host",
-    threads: int = 1,
+    threads: int | None = None,
     timeout_s: float | None = None,
     on_step: Callable[[dict[str, Any]], object] | None = None,
     verbose: bool = True,
@@ -104,7 +105,8 @@ def compress(
     transport: by what encoded gradients travel. "host": libtagc's own TCP connections, where many messages
         are under way at once, if every rank can; else a gloo group of tagc's own, and rank 0 prints why.
         "native" and "gloo": that one.
-    threads: of the codec on the host. timeout_s: after this time a silent peer is an error. Not given: the
+    threads: of the codec on the host. Not given: half of this rank's share of the cores of its host, at most
+        8. Results do not depend on it. timeout_s: after this time a silent peer is an error. Not given: the
         time-out of the model's process group, as init_process_group() got it.
     on_step: called with a dict of statistics after each backward pass. verbose: rank 0 says what is
         compressed, by the logger "tagc", which is on the terminal unless your program routes it.
@@ -237,7 +239,11 @@ def _prepare(
     except Exception as problem:
         failure = problem
     try:
-        mine["about host"] = first_words.about_host() | {"is staged": staging is not None}
+        why_host = "" if staging is None or staging.why_host is None else str(staging.why_host)
+        mine["about host"] = first_words.about_host() | {
+            "is staged": staging is not None,
+            "why host": why_host,
+        }
         call = f"{'ddp_state' if only else 'compress'}()"
         is_fresh, abouts = _agree(groups, mine, failure, options.get("timeout_s"), call)
         if cluster is not None and wrapper is not None:
@@ -252,6 +258,8 @@ def _prepare(
             staging.free()
         raise
     assert wrapper is not None  # or agree_all() has raised
+    if options["threads"] is None:
+        options["threads"] = cores.threads(mine["about host"], abouts.values())
     settings, rows = Options(**options), mine["rows"] + mine["rows of one rank"]
     wrapper.set_kinds({row.name: {"kind": row.class_} for row in rows})
     named = list(policy.named_parameters(model))
@@ -309,12 +317,16 @@ def _introduction(
     lines = [nothing, words]
     if cluster is not None:
         lines.append(cluster.words(wrapper.groups(), streams.device_of(handle.model)))
-    if staging is not None and staging.why_host is not None:
-        lines.append(f"compressed on the host: {staging.why_host}")
+    lines.append(_where(abouts))
     if staging is not None and any(comm.needs_python for comm in handle.passes.comms()):
         lines.append(
             "where a GPU's memory is short, an exchange may stop: its messages travel by gloo, which needs "
             "Python's lock; transport='native' needs none"
+        )
+    if staging is not None and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+        lines.append(
+            "CUDA_DEVICE_MAX_CONNECTIONS is 1: then all streams share one queue, and the model's work stands "
+            "still behind each exchange; 32 lets them go on"
         )
     if not wrapper.is_elastic and settings.hosts != 1:
         exchanging = wrapper.exchanging()
@@ -406,6 +418,21 @@ def _agree(
     if raised is not None:
         raise raised
     return bool(mine["fresh"]), hosts
+
+
+def _where(abouts: Mapping[int, Mapping[str, Any]]) -> str:
+    """Returns a line for each reason for which ranks with a GPU compress on the host; "" where there is none.
+    abouts: what each rank says of its host."""
+    reasons: dict[str, list[int]] = {}
+    for rank, about in sorted(abouts.items()):
+        if about["why host"]:
+            reasons.setdefault(about["why host"], []).append(rank)
+    lines = []
+    for why, ranks in reasons.items():
+        named = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+        who = "" if len(ranks) == len(abouts) else f" by rank{'s' if len(ranks) > 1 else ''} {named}"
+        lines.append(f"compressed on the host{who}: {why}")
+    return "\n".join(lines)
 
 
 def _nothing(rows: list[policy.Row], settings: Options, trained: Set[str]) -> str:

@@ -27,9 +27,10 @@ from tagc.torch.advise.choice import (
     mildest,
     seconds_text,
 )
+from tagc.torch.advise.first_words import about_host
 from tagc.torch.advise.shape import Held, Shape, advised, held_bytes, is_one, look
 from tagc.torch.advise.survey import GRADIENTS, LOCAL, N_RUNS, WIRES, Survey, by_codec, name_of, own_work_of
-from tagc.torch.exchange import internals, streams
+from tagc.torch.exchange import cores, internals, streams
 from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.comm import share
 from tagc.torch.exchange.hosts import Cluster
@@ -52,7 +53,7 @@ def advise(
     step: Callable[[], object] | None = None,
     accumulate: int = 1,
     seconds: float = 20,
-    threads: int = 1,
+    threads: int | None = None,
     timeout_s: float | None = None,
     every: int | str | None = None,
     verbose: bool = True,
@@ -128,6 +129,7 @@ def advise(
                 "hosts": hosts,
             },
             "host": identity(),
+            "about host": about_host(),
             "rows": [(f"unit {i}", unit) for i, unit in enumerate(shape.units)],
         }
     except Exception as problem:
@@ -145,6 +147,8 @@ def advise(
         except Exception as problem:
             failure = problem
         agree_all(group, {"versions": {}, "options": {}, "rows": []}, failure)
+    if threads is None:
+        threads = cores.threads(mine["about host"], [theirs["about host"] for theirs in everyone])
     n_reducers = 1 + sum(parameter.requires_grad and parameter.ndim > 1 for parameter in model.parameters())
     return advise_shape(
         group,

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
+from tagc.torch.exchange import cores
 from tagc.torch.exchange.identity import identity
 from tagc.torch.schedule.policy import Row
 
 
 def about_host() -> dict[str, Any]:
     """Returns what ranks exchange about their host. Local."""
-    return {"host": identity()}
+    return {"host": identity()} | cores.about()
 
 
 def look_fresh(rows: Iterable[Row], named: Iterable[tuple[str, torch.Tensor]]) -> bool | None:

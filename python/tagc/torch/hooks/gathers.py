@@ -148,7 +148,7 @@ class AllGather(waits.FsdpComm):
 
     def _make(self, comm: Comm, n_elems: int, kernels: Kernels | None) -> Gatherer:
         """Returns a new gatherer. Collective."""
-        n_threads = self._passes.state.options.threads
+        n_threads = self._passes.state.options.threads or 1
         return Gatherer(comm, n_elems, self._wire, self._tag, n_threads, kernels, self._seed)
 
     def __call__(

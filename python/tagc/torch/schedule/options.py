@@ -87,7 +87,7 @@ class Options:
     mild_sparsity: float = NOT_GIVEN
     exchange: str = "direct"
     parameters: str | None = None
-    threads: int = 1
+    threads: int | None = None  # until compress() knows the host: one
     timeout_s: float = NOT_GIVEN
     gentle: bool = NOT_GIVEN
     codec: str | None = None
@@ -135,7 +135,8 @@ class Options:
         sparsity_in_range("mild_sparsity", self.mild_sparsity)
         if self.parameters is not None:
             choice("parameters", self.parameters, (None, *lib.GATHERS))
-        number("threads", self.threads, 1, 256, int)
+        if self.threads is not None:
+            number("threads", self.threads, 1, 256, int)
         if self.hosts is not None:
             number("hosts", self.hosts, 1, 10**6, int)
         if self.timeout_s is not None:  # else whoever knows the group sets it
@@ -178,7 +179,7 @@ class Options:
 
     def direct(self, values: str, sparsity: float, block: int = 0) -> dict[str, Any]:
         """Returns fields of tagc_reducer_options. block: values that share a scale; 0: libtagc's default."""
-        fields = {"n_threads": self.threads} | self.stored() | of_direct(values, sparsity)
+        fields = {"n_threads": self.threads or 1} | self.stored() | of_direct(values, sparsity)
         return fields | ({"block": block} if block else {})
 
     def reducer(self, kind: str, dtype: torch.dtype) -> dict[str, Any]:
@@ -189,7 +190,7 @@ class Options:
             exchange = self.exchange
         elif kind == "mild" and self.mild != "dense":
             exchange = "direct"
-        fields: dict[str, Any] = {"exchange": lib.EXCHANGES[exchange], "n_threads": self.threads}
+        fields: dict[str, Any] = {"exchange": lib.EXCHANGES[exchange], "n_threads": self.threads or 1}
         if exchange == "dense":
             fields["format"] = lib.FORMATS["bf16" if dtype == torch.bfloat16 else "fp32"]
         elif kind == "mild":
