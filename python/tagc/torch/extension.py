@@ -4,8 +4,8 @@ for."""
 from tagc.torch import checkpoint
 from tagc.torch.advise.choice import bytes_text, choose, factor_of, seconds_text
 from tagc.torch.advise.first_words import about_host, look_fresh
-from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange import cores, streams
+from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.comm import Comm, Disagreement, Way, share
 from tagc.torch.exchange.gloo import Gloo, bytes_at
@@ -67,7 +67,8 @@ from tagc.torch.state import State
 # fmt: off
 __all__ = [
     # of ranks, before there is a connection
-    "about_host", "agree_all", "cores", "default_store", "disconnect", "identity", "share", "timeout_of", "unheard",
+    "about_host", "agree_all", "cores", "default_store", "disconnect", "identity", "share", "timeout_of",
+    "unheard",
     # of options, and their types
     "Class", "Exchange", "Layers", "Mild", "Options", "Parameters", "Residual", "Values", "check_known",
     "choice", "number", "of_direct", "policy", "sparsity_in_range",
