@@ -383,11 +383,11 @@ def planted(root):
     # Python: from above, inside a function, for a type, from beside, the package, and what stands alone
     low = "python/tagc/torch/exchange/unit.py"
     types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
-    local = "python/tagc/torch/local/steps.py"
     yield {low: "from tagc.torch import handle"}, "exchange.* imports tagc.torch.handle"
     yield {low: "def f():\n    from tagc.torch import state"}, "exchange.* imports tagc.torch.state"
     yield {low: types + "import tagc.torch.hooks.ddp"}, "exchange.* imports tagc.torch.hooks.ddp"
-    yield {local: "from tagc.torch.advise.choice import choose"}, "imports tagc.torch.advise.choice"
+    beside = "python/tagc/torch/state.py"
+    yield {beside: "from tagc.torch import statistics"}, "tagc.torch.state imports tagc.torch.statistics"
     yield {"python/tagc/torch/handle.py": "import tagc.torch"}, "imports tagc.torch.__init__"
     yield {"python/tagc/report/command.py": "import tagc.torch.handle"}, "tagc.torch.handle, and stands alone"
     # annexes: who imports one, what one imports, by name and as an attribute, and what tests one
@@ -406,6 +406,8 @@ def planted(root):
         "annex report uses tagc.torch.handle, which is not public",
     )
     yield {report: "import tagc.torch as t\nt.handle"}, "annex report uses tagc.torch.handle, which is not"
+    yield {"python/tagc/local/steps.py": "import tagc.weights"}, "tagc.local.* imports tagc.weights.__init__"
+    yield {"python/tagc/torch/compress.py": "import tagc.local"}, "tagc.torch.compress imports tagc.local"
     yield {"tests/python/new.py": "import tagc.report"}, "imports tagc.report: what tests an annex is in"
     # lab/, by its folders, by its files, and by programs and headers beside the products
     lab = {"lab/hosts/tables.py": "", "lab/hosts/delay_line.h": ""}
