@@ -180,19 +180,16 @@ static int relay(onlooker *o, int from, int to) {
 
 static void *look_on(void *arg) {
     onlooker *o = arg;
-    struct pollfd ends[2] = {{.fd = accept(o->listener, NULL, NULL), .events = POLLIN},
-                             {.fd = socket(AF_INET, SOCK_STREAM, 0), .events = POLLIN}};
-    if (connect(ends[1].fd, (struct sockaddr *)&o->rank_0, sizeof o->rank_0) != 0) abort();
-    int is_open[2] = {1, 1};
-    while (is_open[0] || is_open[1]) {
+    int fds[2] = {accept(o->listener, NULL, NULL), socket(AF_INET, SOCK_STREAM, 0)};
+    if (connect(fds[1], (struct sockaddr *)&o->rank_0, sizeof o->rank_0) != 0) abort();
+    struct pollfd ends[2] = {{.fd = fds[0], .events = POLLIN}, {.fd = fds[1], .events = POLLIN}};
+    while (ends[0].fd >= 0 ||
+           ends[1].fd >= 0) { /* an end that is over is left out, and the other one goes on */
         (void)poll(ends, 2, -1);
         for (int i = 0; i < 2; i++)
-            if (is_open[i] && ends[i].revents && !relay(o, ends[i].fd, ends[1 - i].fd)) {
-                is_open[i] = 0;
-                ends[i].fd = -1 - ends[i].fd; /* poll leaves it out */
-            }
+            if (ends[i].fd >= 0 && ends[i].revents && !relay(o, fds[i], fds[1 - i])) ends[i].fd = -1;
     }
-    for (int i = 0; i < 2; i++) close(-1 - ends[i].fd);
+    for (int i = 0; i < 2; i++) close(fds[i]);
     return NULL;
 }
 
