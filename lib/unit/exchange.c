@@ -196,7 +196,8 @@ void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *o) {
     if (model->within && model->n_hosts == 1) return;
     o->sparsity = part->plan.sparsity;
     if (o->format >= TAGC_FORMAT_INT8) o->block = asked->block;
-    if (part->plan.block > 0 && (o->block == 0 || o->block > part->plan.block)) o->block = part->plan.block;
+    if (part->plan.block > 0 && (o->block == 0 || (part->is_followed && o->block > part->plan.block)))
+        o->block = part->plan.block;
     if (!is_compressed(part) || (part->is_followed && part->plan.sparsity == 0)) return;
     o->result_format = asked->result_format;
     o->result_sparsity = asked->result_sparsity;
