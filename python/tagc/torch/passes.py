@@ -229,11 +229,18 @@ class Passes:
             if model is None:
                 host.wait_for_jobs()
                 call.agree()
+        try:
+            if model is None:
                 model = unit.make_model(layout, comm, values.dtype, self.state.schedule)
-        begun = Begun(call, unit, layout, model)
-        with lock:
-            _, _, record = self._begin(call, None)
-        begin, failure = time.perf_counter(), self._begin_model(begun, values)
+            begun = Begun(call, unit, layout, model)
+            with lock:
+                _, _, record = self._begin(call, None)
+            begin, failure = time.perf_counter(), self._begin_model(begun, values)
+        except Exception as problem:
+            if not isinstance(problem, Error):  # the others wait for this rank's messages
+                comm.abort(f"{unit.name}: {problem}")
+            self.give_up()
+            raise
 
         def end() -> None:
             try:
@@ -249,8 +256,8 @@ class Passes:
 
         return end
 
-    def _begin_model(self, begun: Begun, values: torch.Tensor) -> Exception | None:
-        """Returns a failure that all ranks learn of, but who begins nothing more here."""
+    def _begin_model(self, begun: Begun, values: torch.Tensor) -> Error | None:
+        """Returns a failure of libtagc's, of which all ranks learn."""
         call, model = begun.call, begun.model
         try:
             if model.layout is not begun.layout and call.failure is None:
@@ -264,7 +271,7 @@ class Passes:
                 model.model.begin_failed(failure)
             else:
                 model.begin(values, call.step)
-        except Exception as problem:
+        except Error as problem:
             return problem
         return None
 
@@ -276,10 +283,11 @@ class Passes:
         try:
             begun.call.agree()
         except Error as told:
-            if begun.call.opens_step:
+            if begun.call.opens_step and told.status == "mismatch":
                 self._take_back()
             raise (failure if told.status in LOST else told) from None
-        begun.unit.drop_model(begun.layout)  # ranks agree, as on a dtype that has changed
+        if begun.model.dtype != begun.call.dtype:  # on all ranks: the next pass makes another one
+            begun.unit.drop_model(begun.layout)
         raise failure
 
     @contextlib.contextmanager

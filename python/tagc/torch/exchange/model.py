@@ -15,6 +15,7 @@ from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.layout import Layout, Parameter, Part
+from tagc.torch.exchange.reducer import as_error
 from tagc.torch.exchange.unit import stowable
 
 ELEMENTS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -115,15 +116,20 @@ class Model:
     def begin(self, gradients: Iterable[Span], sums: Iterable[Span], step: int) -> None:
         """Starts an exchange, and returns at once. The memory stays as it is until end(). step: its number,
         from which rounding derives. Collective."""
-        lib.call("tagc_model_set_exchanges", self._handle, step - 1)
-        self._arrays = _array(gradients), _array(sums)
+        try:
+            lib.call("tagc_model_set_exchanges", self._handle, step - 1)
+            self._arrays = _array(gradients), _array(sums)
+        except Exception as problem:  # the others begin
+            self.begin_failed(problem)
+            return
         given, wanted = self._arrays
         lib.call("tagc_model_begin", self._handle, 0, given, len(given), wanted, len(wanted))
 
     def begin_failed(self, failure: BaseException) -> None:
         """Tells the others, in the place of begin(), that this rank has failed. Collective."""
-        status = lib.STATUSES.index(failure.status if isinstance(failure, Error) else "argument")
-        lib.call("tagc_model_begin_failed", self._handle, 0, status, str(failure).encode(errors="replace"))
+        error = as_error(failure)
+        status, why = lib.STATUSES.index(error.status), str(error).encode(errors="replace")
+        lib.call("tagc_model_begin_failed", self._handle, 0, status, why)
 
     def end(self) -> list[tuple[SentPart, lib.ReducerStats]]:
         """Waits until the sums are there. Returns the statistics of each part."""
