@@ -140,17 +140,10 @@ class Comm:
                 f"{whats[odd]}: every rank must use the same modules or keys, in the same order",
                 whats,
             )
-<<<<<<< HEAD
-        has, has_other = _differing(texts[0], texts[odd])
-        raise Error(
-            "mismatch",
-            f"{what}: ranks do not agree: rank {first} has {has}; rank {self.ranks[odd]} has {has_other}",
-=======
         one, another = _differing(texts[0], texts[odd])
         raise Error(
             "mismatch",
             f"{what}: ranks do not agree: rank {first} has {one}; rank {self.ranks[odd]} has {another}",
->>>>>>> annexes
         )
 
     def collectives(self, what: str) -> OwnCollectives:
