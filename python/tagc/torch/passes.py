@@ -150,7 +150,7 @@ class Passes:
         target: torch.Tensor,
         op: Any,
         find_layout: FindLayout,
-        waits: bool = True,
+        waits: int = True,
         may_last: bool = False,
         recurs: bool = True,
         number: int | None = None,
@@ -165,8 +165,8 @@ class Passes:
 
         find_layout() -> the layout of `source`, or of its sums; or None if some parameters are missing: then
         this exchange is dense and residuals do not change. waits: whether the current stream waits for the
-        result. recurs: whether this unit comes once in a step. number: from which rounding derives; None: the
-        step's."""
+        result; or staging.FOR_INPUT. recurs: whether this unit comes once in a step. number: from which
+        rounding derives; None: the step's."""
         if self.state.is_closed:
             raise Error(
                 "state",
@@ -203,7 +203,7 @@ class Passes:
         target: torch.Tensor,
         op: Any,
         find_layout: FindLayout,
-        waits: bool,
+        waits: int,
         may_last: bool,
         opens_step: bool,
         number: int | None,

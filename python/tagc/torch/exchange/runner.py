@@ -15,6 +15,7 @@ import contextlib
 import functools
 import queue
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -251,6 +252,18 @@ class Runners:
 
     def is_on_device(self, tensor: torch.Tensor) -> bool:
         return self.staging is not None and tensor.device == self.staging.streams.device
+
+    def follow(self, result: torch.Tensor) -> None:
+        """Makes the current stream wait for a result that is on its way (staging.FOR_INPUT)."""
+        if self.staging is not None and self.is_on_device(result):
+            self.staging.streams.follow(self.staging.stream)
+        self.keep(result)
+
+    def behind(self, tensor: torch.Tensor, stream: Any) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context in which that stream of torch's is the current one, for a tensor on a device."""
+        if self.staging is None or not self.is_on_device(tensor):
+            return contextlib.nullcontext()
+        return self.staging.streams.behind(stream)
 
     def keep(self, tensor: torch.Tensor) -> None:
         """Protects a result that torch frees in the order of another stream than the current one."""

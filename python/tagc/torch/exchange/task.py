@@ -140,7 +140,7 @@ class Task:
         for i in range(len(self._parts)):
             self._stats[i] = lib.initialised(lib.ReducerStats, "tagc_reducer_stats_init")
 
-    def enqueue(self, source: int, target: int, stream: int, waits: bool) -> tuple[int, bool]:
+    def enqueue(self, source: int, target: int, stream: int, waits: int) -> tuple[int, bool]:
         """Returns the ticket of the exchange, and whether its work is in the streams."""
         ticket = ctypes.c_uint64()
         status = lib.load().tagc_unit_enqueue(
