@@ -619,9 +619,9 @@ def levels_change(rank, world_size):
 
 
 def order_of_calls(rank, world_size):
-    """Each hook asks for the current stream first, then enqueues. FSDP2's stream of reduce-scatters waits only
-    until the gradient is read, and its stream of all-reduces for the result; only DDP gives a future, after that, of the
-    stream in which results come back, and leaves its current stream alone."""
+    """Each hook asks for the current stream first, then enqueues. FSDP2's stream of reduce-scatters waits
+    only until the gradient is read, and its stream of all-reduces for the result; only DDP gives a future,
+    after that, of the stream in which results come back, and leaves its current stream alone."""
     import tagc.torch as tagc
     from tagc import _library as lib
 
