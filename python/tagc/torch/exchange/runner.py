@@ -259,10 +259,9 @@ class Runners:
             self.staging.streams.follow(self.staging.stream)
         self.keep(result)
 
-    def behind(self, tensor: torch.Tensor, stream: Any) -> contextlib.AbstractContextManager[Any]:
-        """Returns a context in which that stream of torch's is the current one, for a tensor on a device."""
-        if self.staging is None or not self.is_on_device(tensor):
-            return contextlib.nullcontext()
+    def behind(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context in which that stream of torch's is the current one. There is a device."""
+        assert self.staging is not None
         return self.staging.streams.behind(stream)
 
     def keep(self, tensor: torch.Tensor) -> None:

@@ -279,7 +279,8 @@ class AllReduce:
                 self._held += reduce_output
             reduce_output.zero_()  # which torch adds to the gradient
             return
-        runners, is_behind = self._handle.passes.runners, self._held is None
+        runners = self._handle.passes.runners
+        is_behind = self._held is None and runners.is_on_device(reduce_output)
         if self._held is not None:
             reduce_output += self._held
             self._held = None
@@ -288,7 +289,7 @@ class AllReduce:
         # of reduce-scatters. Where it casts the sums, it frees this one in that stream's order, while the
         # current stream still has work on it: follow() keeps it.
         stream = self._module.group.reduce_scatter_stream if is_behind else None
-        with runners.behind(reduce_output, stream) if is_behind else contextlib.nullcontext():
+        with runners.behind(stream) if is_behind else contextlib.nullcontext():
             self._handle.passes.exchange(
                 self._unit,
                 self._group,
