@@ -1,6 +1,6 @@
 /* What one rank cannot begin fails on all ranks, with its status, before anybody waits for it; residuals stay, and the next exchange is
  * right. */
-#include "lengths.h"
+#include "../lengths.h"
 #include "paper.h"
 #include "ranks.h"
 
