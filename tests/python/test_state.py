@@ -595,7 +595,7 @@ def end_of_life(rank, world_size):
             while n_threads() > min(counts, default=0) and time.monotonic() < end:
                 time.sleep(0.01)
             counts.append(n_threads())
-        assert counts[-1] <= counts[0], counts
+        assert counts[-1] <= counts[0], (kind, counts)
 
 
 def saved_without_a_handle(rank, world_size):

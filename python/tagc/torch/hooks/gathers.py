@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -353,8 +354,15 @@ class GatheringWrapper(Wrapper):
             loaded = self._model.register_load_state_dict_post_hook(lambda *_: self._parameters_loaded())
             handle.passes.undo.append(loaded.remove)
         if self.deltas():
-            stepped = register_optimizer_step_post_hook(lambda optimizer, *_: self._stepped(optimizer))
-            handle.passes.undo.append(stepped.remove)
+            own = weakref.ref(self)  # torch's list of hooks keeps nothing of a model that is dropped
+
+            def stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
+                if (wrapper := own()) is not None:
+                    wrapper._stepped(optimizer)
+
+            hook = register_optimizer_step_post_hook(stepped)
+            weakref.finalize(self, hook.remove)
+            handle.passes.undo.append(hook.remove)
 
     def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Optimizers of few parameters each, as in a backward pass that updates, are too many to look
