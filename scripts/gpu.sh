@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# gpu.sh [folder for results]: on a machine with nvcc and a GPU, in less than ten minutes, the most important first: the tests of the kernels
-# on the device; where a Python has torch with CUDA, training under FSDP2 and DDP with each codec, against the
-# same on the processor, on a driver at its worst (lazy and eager loading of kernels, one connection, no cache of memory, all of it): what hangs
+# gpu.sh [folder for results]: on a machine with nvcc and a GPU, in less than ten minutes, the most important first: what flags cost, and what
+# stands still while a stream waits for one (bench_flags, with 1, 8 and 32 connections); the tests of the kernels on the device; where a Python has torch with CUDA, training under FSDP2 and DDP with each codec, against the
+# same on the processor, on a driver at its worst (lazy and eager loading of kernels, one connection, launches that wait, no cache of memory, all of it): what hangs
 # is stopped, and named with what it began last; units with kernels against reducers of the processor, bits and times (bench_device); time and
-# peak of memory of a step of PyTorch; the bench of the kernels; the tests again under compute-sanitizer (memcheck and racecheck).
+# peak of memory of a step of PyTorch; the bench of the kernels; the tests again under compute-sanitizer (memcheck, racecheck and initcheck).
 # With two GPUs PyTorch's processes have one each, over NCCL, and rank 0 the second one; with one GPU they share it over gloo.
-# The last page of output, page.txt, says whether the path works; gpu.json and gpu.txt have everything. All are written as parts end.
+# The last page of output, page.txt, says whether the path works; gpu.json and gpu.txt have everything, parts/ the output of each part. All are written as parts end.
 # Needs nvcc, a GPU, a C compiler, and neither CMake nor a network. It names what is missing and leaves out what needs that: without
 # libuv (libuv1-dev) training without a cache of memory, without torch all training. Bring them along in folders that CPATH, LIBRARY_PATH and LD_LIBRARY_PATH name.
 # TAGC_PYTHON: the Python (python3). TAGC_GPU_BUILD: where to build (build-gpu). TAGC_GPU_SECONDS: what it may take (580). CC, CFLAGS.
@@ -29,7 +29,7 @@ arch=native has_gpu=1
 nvidia-smi >/dev/null 2>&1 || { arch=sm_90 has_gpu=0; }
 mkdir -p "$build"
 build=$(cd "$build" && pwd) objects=$build/objects
-rm -rf "$objects" "$build"/{probe,test_cuda_codec,bench_device,bench_cuda,libtagc.a,libtagc.so,libtagc-cuda.so}
+rm -rf "$objects" "$build"/{probe,test_cuda_codec,bench_device,bench_flags,bench_cuda,libtagc.a,libtagc.so,libtagc-cuda.so}
 
 # ---- what is here ----
 
@@ -75,7 +75,7 @@ finish() { # <what> <program that needs it>...
     for program in "${@:2}"; do why_no[$program]=${why_no[$program]:-failed: $1 does not compile: $why}; done
 }
 each() { # <command>...: for each source in stdin
-    timeout $((limit_s / 2)) xargs -P"$(nproc)" -I{} "$@" -c {} -o "$objects/{}.o"
+    timeout $((limit_s < 120 ? 60 : limit_s / 2)) xargs -P"$(nproc)" -I{} "$@" -c {} -o "$objects/{}.o"
 }
 c_flags=(-std=c11 -O3 -g -w -ffp-contract=off -fPIC -fvisibility=hidden -D_GNU_SOURCE -Iinclude -Ilib
          -DTAGC_HAS_PAPER=1 -DTAGC_HAS_GPU=1 "-DTAGC_HAS_NATIVE=${#uv[@]}" ${CFLAGS:-})
@@ -102,7 +102,7 @@ start libtagc.a compile_c
 start kernels compile_cuda lib/gpu/cuda/*.cu
 start test_cuda_codec.o compile_cuda tests/gpu/cuda/test_cuda_codec.cpp
 start bench_cuda.o compile_cuda bench/bench_cuda.cu
-finish libtagc.a libtagc.so bench_device # the others need little of it
+finish libtagc.a libtagc.so bench_device bench_flags # the others need little of it
 finish kernels test_cuda_codec bench_device bench_cuda libtagc-cuda.so
 finish test_cuda_codec.o test_cuda_codec
 finish bench_cuda.o bench_cuda
@@ -111,12 +111,13 @@ kernels=("$objects"/lib/gpu/cuda/*.cu.o "$build/libtagc.a")
 link libtagc.so "${cc[@]}" -shared -Wl,--version-script=cmake/libtagc.map -Wl,--whole-archive "$build/libtagc.a" \
     -Wl,--no-whole-archive "${c_link[@]}"
 link bench_device "${cc[@]}" "${c_flags[@]}" bench/bench_device.c "$build/libtagc.a" "${c_link[@]}"
+link bench_flags "${cc[@]}" "${c_flags[@]}" bench/bench_flags.c "$build/libtagc.a" "${c_link[@]}"
 link libtagc-cuda.so "$nvcc" "${cuda_flags[@]}" -shared "${kernels[@]}" -Xlinker=--exclude-libs,ALL
 link test_cuda_codec "$nvcc" "${cuda_flags[@]}" "$objects/tests/gpu/cuda/test_cuda_codec.cpp.o" "${kernels[@]}"
 link bench_cuda "$nvcc" "${cuda_flags[@]}" "$objects/bench/bench_cuda.cu.o" "${kernels[@]}"
 finish libtagc.so libtagc.so
 finish libtagc-cuda.so libtagc-cuda.so bench_device
-for program in bench_device test_cuda_codec bench_cuda; do finish $program $program; done
+for program in bench_device bench_flags test_cuda_codec bench_cuda; do finish $program $program; done
 why_no[torch]=${why_no[torch]:-${why_no[libtagc.so]:-}}
 if [ $has_gpu = 0 ]; then
     for program in "${!why_no[@]}"; do [[ ${why_no[$program]} != failed* ]] || exit 1; done
@@ -126,8 +127,8 @@ fi
 
 # ---- run ----
 
-mkdir -p "$out"
-rm -f "$out"/page.txt "$out"/gpu.json "$out"/gpu.txt "$out"/reducers.json "$out"/kernels.json "$out"/torch.json
+mkdir -p "$out/parts" # the output of each part by itself
+rm -f "$out"/parts/*.txt "$out"/page.txt "$out"/gpu.json "$out"/gpu.txt "$out"/reducers.json "$out"/kernels.json "$out"/torch.json
 export TAGC_LIBRARY=$build/libtagc.so
 unset TAGC_CUDA_LIBRARY
 [ -n "${why_no[libtagc-cuda.so]:-}" ] || export TAGC_CUDA_LIBRARY=$build/libtagc-cuda.so
@@ -161,7 +162,7 @@ part() { # <name> <program that it needs, or torch> <file that it writes, or "">
     echo "== $name"
     [ $left_s -ge 5 ] || { note "$name" "skipped: no time was left" 0; return; }
     [ $may_take -le $left_s ] || may_take=$left_s
-    timeout -k 5 "$may_take" "$@" || code=$?
+    timeout -k 5 "$may_take" "$@" 2>&1 | tee "$out/parts/${name//[^a-z0-9]/-}.txt" || code=${PIPESTATUS[0]}
     if [ $code != 0 ]; then
         sleep 0.2 # tee writes
         said=$(tac "$out/gpu.txt" | sed '/^== /Q' || true)
@@ -179,6 +180,7 @@ part() { # <name> <program that it needs, or torch> <file that it writes, or "">
 conditions=("eager loading: CUDA_MODULE_LOADING=EAGER"
             "lazy loading: CUDA_MODULE_LOADING=LAZY"
             "one connection: CUDA_DEVICE_MAX_CONNECTIONS=1"
+            "launches that wait: CUDA_LAUNCH_BLOCKING=1"
             "no cache of memory: PYTORCH_NO_CUDA_MEMORY_CACHING=1"
             "all of it: CUDA_MODULE_LOADING=LAZY CUDA_DEVICE_MAX_CONNECTIONS=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1")
 train_in_conditions() {
@@ -211,7 +213,11 @@ write_page() {
     echo "Figures: $out/gpu.txt and $out/gpu.json, after $SECONDS s"
 }
 all() {
-    local sanitizer tool
+    local sanitizer tool connections
+    for connections in 1 8 32; do
+        part "flags, connections $connections" bench_flags "" 40 env CUDA_DEVICE_MAX_CONNECTIONS=$connections \
+            "$build/bench_flags" ${cudart:+--library "$cudart"}
+    done
     part tests test_cuda_codec "" 100 "$build/test_cuda_codec"
     [ -n "${why_no[torch]:-}" ] || train_in_conditions
     part reducers bench_device reducers.json 100 "$build/bench_device" --required ${cudart:+--library "$cudart"} --json "$out/reducers.json"
@@ -221,7 +227,7 @@ all() {
         find -L "$toolkit"/{bin,compute-sanitizer} -maxdepth 1 -name compute-sanitizer -print -quit 2>/dev/null || true)
     [ -n "$sanitizer" ] || why_no[sanitizer]='skipped: no compute-sanitizer'
     why_no[sanitizer]=${why_no[test_cuda_codec]:-${why_no[sanitizer]:-}}
-    for tool in memcheck racecheck; do
+    for tool in memcheck racecheck initcheck; do
         part $tool sanitizer "" 90 "$sanitizer" --tool $tool --error-exitcode 1 "$build/test_cuda_codec" 10
     done
     is_complete=1

@@ -117,6 +117,7 @@ check_contents() { # <target> <tag> <TAGC_GPU>
     [ -e "$content"/*.dist-info/licenses/LICENSE.libuv ] || fail "$wheel has no licence of libuv"
     [ -e "$content/tagc/py.typed" ] || fail "$wheel has no py.typed"
     [ "$3" = HOST ] || [ -e "$content/tagc/lib/libtagc-cuda.so" ] || fail "$wheel has no libtagc-cuda.so"
+    [ "$3" = HOST ] || scripts/cuda_runtime.sh "$content/tagc/lib/libtagc-cuda.so" || fail "$wheel needs a new driver"
 }
 
 runner_of() { # <target>: sets `runner` to what runs a program of it here, or fails with a word

@@ -110,10 +110,18 @@ typedef struct tagc_job tagc_job;
 TAGC_API tagc_status tagc_job_create(tagc_queue *queue, uint64_t tag, size_t n_bytes_in, size_t n_bytes_out,
                                      tagc_job **out);
 
+/* For what later work of the caller's stream waits. The input is read when it is copied to the host, or encoded. */
+typedef enum tagc_waits {
+    TAGC_WAITS_FOR_NOTHING = 0,
+    TAGC_WAITS_FOR_RESULT = 1,
+    TAGC_WAITS_FOR_INPUT =
+        2, /* until the input is read; the result comes in the order of tagc_queue_stream() */
+} tagc_waits;
+
 /* Enqueues the exchange of `input` (n_bytes_in) into `output` (n_bytes_out), of the job's sizes. Both are in the device's memory and
- * may be the same array. The exchange starts after the work that `stream` has so far. If `waits` is 1, later work of `stream` waits
- * for the result, and in the order of that stream the arrays may be freed or used again after the call. If it is 0, they
- * must stay valid and unchanged until tagc_queue_stream() has done its work.
+ * may be the same array. The exchange starts after the work that `stream` has so far. waits: tagc_waits. With _FOR_RESULT, in the order
+ * of that stream the arrays may be freed or used again after the call; with _FOR_INPUT the input may, unless the exchange is a unit's
+ * that returns whole sums to another array. Else they must stay valid and unchanged until tagc_queue_stream() has done its work.
  *
  * Returns at once, except that it waits, as tagc_queue_wait does, while 1024 exchanges are in progress. If the exchange cannot be started, there
  * is a ticket all the same, and _next and _wait return the failure. TAGC_ERR_ARGUMENT, without a ticket, if an argument

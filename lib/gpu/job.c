@@ -89,9 +89,9 @@ static tagc_status put_into_streams(tagc_job *job, ticket *one, const void *inpu
                          : tagc_queue_copy(queue, output, own->out, job->n_bytes_out, TAGC_COPY_TO_DEVICE,
                                            queue->back));
     TAGC_TRY(tagc_device_check(device, runtime->EventRecord(own->back, queue->back), back));
-    if (!waits) return TAGC_OK;
-    return tagc_device_check(device, runtime->StreamWaitEvent(stream, own->back, 0),
-                             "waiting for the result");
+    if (waits == TAGC_WAITS_FOR_NOTHING) return TAGC_OK;
+    void *event = waits == TAGC_WAITS_FOR_INPUT ? own->copied_out : own->back;
+    return tagc_device_check(device, runtime->StreamWaitEvent(stream, event, 0), "waiting for the result");
 }
 
 /* Hands the input over, and waits for the exchange. */

@@ -1,5 +1,6 @@
 /* What one rank cannot begin fails on all ranks, with its status, before anybody waits for it; residuals stay, and the next exchange is
  * right. */
+#include "../lengths.h"
 #include "paper.h"
 #include "ranks.h"
 
@@ -42,15 +43,15 @@ static void refuse_step(rank_run *run, tagc_reducer *reducer, int failure, float
                                                   "output overlaps gradient", "stats",
                                                   "no memory for it",         "no reason given"};
     if (run->rank != 1)
-        status = tagc_reducer_run(reducer, gradient, output, NULL);
+        status = run_reducer(reducer, gradient, output, NULL);
     else if (failure == 0)
-        status = tagc_reducer_begin(reducer, NULL, output);
+        status = begin_reducer(reducer, NULL, output);
     else if (failure == 1)
-        status = tagc_reducer_begin(reducer, gradient, NULL);
+        status = begin_reducer(reducer, gradient, NULL);
     else if (failure == 2)
-        status = tagc_reducer_begin(reducer, gradient, gradient - 1);
+        status = begin_reducer(reducer, gradient, gradient - 1);
     else if (failure == 3)
-        status = tagc_reducer_run(reducer, gradient, output, &not_initialised);
+        status = run_reducer(reducer, gradient, output, &not_initialised);
     else
         status = tagc_reducer_fail(reducer, expected, failure == 4 ? "no memory for it" : NULL);
     expect(run, status, expected, texts[failure]);
@@ -67,14 +68,15 @@ static void reduce_body(rank_run *run) {
     double begin_s = tagc_time_s();
     if (!CHECK(run, tagc_reducer_create(run->comm, &r->options, &reducer) == TAGC_OK)) return;
     uint64_t n_residual = tagc_reducer_residual_elems(reducer);
-    CHECK(run, tagc_reducer_run(reducer, gradient, output, NULL) == TAGC_OK);
+    CHECK(run, run_reducer(reducer, gradient, output, NULL) == TAGC_OK);
     for (int failure = 0; failure < N_FAILURES && !run->failure[0]; failure++) {
-        if (failure == 2 && r->options.exchange == TAGC_EXCHANGE_DIRECT) continue; /* its sums may lie there */
+        if (failure == 2 && r->options.exchange == TAGC_EXCHANGE_DIRECT)
+            continue; /* its sums may lie there */
         if (n_residual) CHECK(run, tagc_reducer_get_residual(reducer, before, n_residual) == TAGC_OK);
         refuse_step(run, reducer, failure, gradient, output);
         if (n_residual) CHECK(run, tagc_reducer_get_residual(reducer, after, n_residual) == TAGC_OK);
         CHECK(run, memcmp(before, after, n_residual * sizeof *before) == 0);
-        CHECK(run, tagc_reducer_run(reducer, gradient, output, NULL) == TAGC_OK);
+        CHECK(run, run_reducer(reducer, gradient, output, NULL) == TAGC_OK);
         if (n_residual) continue;
         size_t first = r->options.output == TAGC_OUTPUT_UNIT ? 0 : (size_t)run->rank * SHARD;
         for (size_t i = 0; i < SHARD; i++) { /* nothing is left out, so that sums are whole */
@@ -135,8 +137,8 @@ static void refuse_gather(rank_run *run, tagc_gatherer *gatherer, int failure, c
     if (run->rank == 1 && failure == 3)
         status = tagc_gatherer_fail(gatherer, TAGC_ERR_MEMORY, "no memory for it");
     else
-        status = tagc_gatherer_begin(gatherer, run->rank == 1 && failure == 0 ? NULL : shard,
-                                     run->rank == 1 && failure == 1 ? NULL : full);
+        status = begin_gatherer(gatherer, run->rank == 1 && failure == 0 ? NULL : shard,
+                                run->rank == 1 && failure == 1 ? NULL : full);
     if (status == TAGC_OK) status = tagc_gatherer_end(gatherer);
     expect(run, status, expected, texts[failure]);
 }
@@ -160,7 +162,7 @@ static void gather_body(rank_run *run) {
         for (size_t i = 0; i < SHARD; i++)
             shard[i] = (float)(run->rank * 8 + turn) + 0.125f * (float)(i % 16);
         if (turn % 2 && turn != 5) refuse_gather(run, gatherer, turn / 2, shard, full);
-        CHECK(run, tagc_gatherer_begin(gatherer, shard, full) == TAGC_OK);
+        CHECK(run, begin_gatherer(gatherer, shard, full) == TAGC_OK);
         CHECK(run, tagc_gatherer_end(gatherer) == TAGC_OK);
         for (size_t i = 0; i < MOST; i++) {
             float is = (float)((int)(i / SHARD) * 8 + turn) + 0.125f * (float)(i % 16);
@@ -178,15 +180,15 @@ static void test_gatherers(void **state) {
     (void)state;
     static const struct {
         const char *name;
-        int format, full_format, delta, lossless, rounding, ranks_per_host, two_level;
-    } cases[] = {{"fp32", TAGC_FORMAT_FP32, TAGC_FORMAT_FP32, 0, 0, 0, 4, 0},
-                 {"bf16", TAGC_FORMAT_BF16, TAGC_FORMAT_BF16, 0, 0, 0, 4, 0},
-                 {"int8", TAGC_FORMAT_INT8, TAGC_FORMAT_FP32, 0, 0, 0, 4, 0},
-                 {"int8 at random", TAGC_FORMAT_INT8, TAGC_FORMAT_FP32, 0, 0, TAGC_ROUNDING_STOCHASTIC, 4, 0},
-                 {"lossless", TAGC_FORMAT_BF16, TAGC_FORMAT_BF16, 0, 1, 0, 4, 0},
-                 {"delta4", TAGC_FORMAT_INT4, TAGC_FORMAT_BF16, 1, 0, 0, 4, 0},
-                 {"two levels", TAGC_FORMAT_BF16, TAGC_FORMAT_FP32, 0, 0, 0, 2, 1},
-                 {"delta8 in two levels", TAGC_FORMAT_INT8, TAGC_FORMAT_BF16, 1, 0, 0, 2, 1}};
+        int format, full_format, delta, lossless, rounding, ranks_per_host;
+    } cases[] = {{"fp32", TAGC_FORMAT_FP32, TAGC_FORMAT_FP32, 0, 0, 0, 1},
+                 {"bf16", TAGC_FORMAT_BF16, TAGC_FORMAT_BF16, 0, 0, 0, 1},
+                 {"int8", TAGC_FORMAT_INT8, TAGC_FORMAT_FP32, 0, 0, 0, 1},
+                 {"int8 at random", TAGC_FORMAT_INT8, TAGC_FORMAT_FP32, 0, 0, TAGC_ROUNDING_STOCHASTIC, 1},
+                 {"lossless", TAGC_FORMAT_BF16, TAGC_FORMAT_BF16, 0, 1, 0, 1},
+                 {"delta4", TAGC_FORMAT_INT4, TAGC_FORMAT_BF16, 1, 0, 0, 1},
+                 {"two levels", TAGC_FORMAT_BF16, TAGC_FORMAT_FP32, 0, 0, 0, 2},
+                 {"delta8 in two levels", TAGC_FORMAT_INT8, TAGC_FORMAT_BF16, 1, 0, 0, 2}};
     rank_run runs[MAX_RANKS];
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         tagc_gatherer_options o;
@@ -197,8 +199,7 @@ static void test_gatherers(void **state) {
         o.delta = cases[i].delta;
         o.lossless = (uint64_t)cases[i].lossless;
         o.rounding = (uint64_t)cases[i].rounding;
-        o.ranks_per_host = cases[i].two_level ? cases[i].ranks_per_host : o.ranks_per_host;
-        o.two_level = cases[i].two_level;
+        o.ranks_per_host = cases[i].ranks_per_host;
         print_message("%s\n", cases[i].name);
         run_ranks(4, gather_body, &o, patient(), runs);
     }

@@ -10,6 +10,7 @@
 struct fake_state fake = {.lock = PTHREAD_MUTEX_INITIALIZER,
                           .changed = PTHREAD_COND_INITIALIZER,
                           .n_devices = 1,
+                          .pace = FAKE_EAGER, /* of programs that do not know that it is a fake */
                           .limit_ms = LIMIT_MS,
                           .version = 13000};
 _Thread_local int current_device, in_host_function, in_kernel;
@@ -404,6 +405,11 @@ uint64_t fake_n_device_blocks(void) {
     for (int i = 0; i < fake.n_blocks; i++) n += fake.blocks[i].is_ordered && !fake.blocks[i].is_freed;
     pthread_mutex_unlock(&fake.lock);
     return n;
+}
+
+/* Of programs that do not reset it. */
+__attribute__((constructor)) static void begin(void) {
+    behave_as_told();
 }
 
 void fake_reset(uint64_t seed, int n_devices, fake_pace pace, int one_host_thread) {

@@ -263,6 +263,7 @@ device *here(void) {
     device *on = &fake.devices[current_device];
     if (!on->has_worker) {
         on->has_worker = 1;
+        if (!on->random) on->random = 0x9e3779b97f4a7c15u; /* without a reset */
         if (pthread_create(&on->worker, NULL, worker_main, on)) abort();
     }
     return on;

@@ -60,7 +60,7 @@ if [ "${2:-}" = nvcc ]; then
     rm bin/{nvcc,cc,ar}
     run 77 CC="$(command -v ccache || true) cc" CFLAGS=-O0 TAGC_GPU_SECONDS=3000 scripts/gpu.sh
     said 'compiled for sm_90; no GPU to run it on'
-    for name in test_cuda_codec bench_device bench_cuda libtagc.so libtagc-cuda.so; do [ -x build/$name ] || fail "$name was not built"; done
+    for name in test_cuda_codec bench_device bench_flags bench_cuda libtagc.so libtagc-cuda.so; do [ -x build/$name ] || fail "$name was not built"; done
     echo passed
     exit
 fi
@@ -76,22 +76,26 @@ said 'says whether the path works'
 
 run 77 scripts/gpu.sh # compiles, and finds no GPU
 said 'compiled for sm_90; no GPU to run it on'
-for name in test_cuda_codec bench_device bench_cuda libtagc-cuda.so; do [ -x build/$name ] || fail "$name was not compiled"; done
+for name in test_cuda_codec bench_device bench_flags bench_cuda libtagc-cuda.so; do [ -x build/$name ] || fail "$name was not compiled"; done
 [ ! -e trained ] || fail "trained without a GPU"
 
 run 0 HAS_GPU=1 scripts/gpu.sh "$work/out"
-said 'What was tried works here. Not tried: torch; memcheck; racecheck.'
+said 'What was tried works here. Not tried: torch; memcheck; racecheck; initcheck.'
 grep -q 'torch .* skipped: python: torch is missing' out/page.txt || fail "the page does not say why torch was not tried"
 said "ran --required --library $work/toolkit/bin/../lib64/libcudart.so --json"
 python3 -m json.tool out/gpu.json >/dev/null || fail "gpu.json is no JSON"
+for part in flags--connections-32 tests reducers bench; do
+    grep -q ran "out/parts/$part.txt" || fail "there is no output of $part by itself"
+done
 
 run 0 HAS_GPU=1 HAS_TORCH=1 scripts/gpu.sh "$work/out"
-said 'What was tried works here. Not tried: memcheck; racecheck.'
+said 'What was tried works here. Not tried: memcheck; racecheck; initcheck.'
 said 'skipped: no compute-sanitizer'
 diff - <(sed "s| $work/build/libtagc.so||" trained) <<END || fail "not in these conditions"
 EAGER - - --only losses --loss-steps 8
 LAZY - - --only losses --loss-steps 8
 - 1 - --only losses --loss-steps 8
+- - - --only losses --loss-steps 8
 - - 1 --only losses --loss-steps 8
 LAZY 1 1 --only losses --loss-steps 8
 - - - --json $work/out/torch.json
@@ -117,9 +121,9 @@ END
 run 0 HAS_GPU=1 HAS_TORCH=1 WITHOUT=uv.h scripts/gpu.sh "$work/out"
 said 'Not tried: training, no cache of memory; training, all of it.'
 grep -q 'training, all of it .*skipped: it may hang.*gloo; libuv 1.42' out/page.txt || fail "the page does not say what gloo may do"
-[ "$(wc -l <trained)" = 4 ] && [ ! -e build/objects/lib/transport/native/open.c.o ] || fail "without libuv"
+[ "$(wc -l <trained)" = 5 ] && [ ! -e build/objects/lib/transport/native/open.c.o ] || fail "without libuv"
 run 0 HAS_GPU=1 TAGC_GPU_SECONDS=2 scripts/gpu.sh "$work/out"
-said 'Not tried: tests; reducers; torch; bench; memcheck; racecheck.'
+said 'Not tried: flags, connections 1; flags, connections 8; flags, connections 32; tests; reducers; torch; bench; memcheck; racecheck; initcheck.'
 run 1 HAS_GPU=1 HAS_TORCH=1 BROKEN=bench/bench_cuda.cu scripts/gpu.sh "$work/out"
 said 'The path does NOT work here: 1 parts failed: bench.'
 grep -q 'bench .*failed: bench_cuda.o does not compile: x.c:1: error: it is broken' out/page.txt || fail "the page does not say what failed"

@@ -383,19 +383,11 @@ def planted(root):
     # Python: from above, inside a function, for a type, from beside, the package, and what stands alone
     low = "python/tagc/torch/exchange/unit.py"
     types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
-<<<<<<< HEAD
     yield {low: "from tagc.torch import handle"}, "exchange.* imports tagc.torch.handle"
     yield {low: "def f():\n    from tagc.torch import state"}, "exchange.* imports tagc.torch.state"
     yield {low: types + "import tagc.torch.hooks.ddp"}, "exchange.* imports tagc.torch.hooks.ddp"
     beside = "python/tagc/torch/state.py"
     yield {beside: "from tagc.torch import statistics"}, "tagc.torch.state imports tagc.torch.statistics"
-=======
-    hook = "python/tagc/torch/hooks/ddp.py"
-    yield {low: "from tagc.torch import handle"}, "exchange.* imports tagc.torch.handle"
-    yield {low: "def f():\n    from tagc.torch import state"}, "exchange.* imports tagc.torch.state"
-    yield {low: types + "import tagc.torch.hooks.ddp"}, "exchange.* imports tagc.torch.hooks.ddp"
-    yield {hook: "from tagc.torch.advise.choice import choose"}, "imports tagc.torch.advise.choice"
->>>>>>> ccalls
     yield {"python/tagc/torch/handle.py": "import tagc.torch"}, "imports tagc.torch.__init__"
     yield {"python/tagc/report/command.py": "import tagc.torch.handle"}, "tagc.torch.handle, and stands alone"
     # annexes: who imports one, what one imports, by name and as an attribute, and what tests one

@@ -45,10 +45,10 @@ WITHOUT["to work on libtagc"] = [
 # A little above what there is: whoever adds more says so here. The core of tagc.torch is to come to 9,500,
 # and the annexes to 7,500.
 LIMITS = {
-    "core of tagc.torch": 14_250,
+    "core of tagc.torch": 14_400,
     "annexes together": 12_700,
-    "to work on libtagc": 23_350,
-    "to work on compress()": 13_750,
+    "to work on libtagc": 23_450,
+    "to work on compress()": 13_900,
     "bytes of lab/results/": 1_062_000,
 }
 

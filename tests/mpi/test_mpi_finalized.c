@@ -1,4 +1,5 @@
 /* After MPI_Finalize nothing here calls MPI, which would end the process: each call returns a status with a text. */
+#include "../lengths.h"
 #include "tagc/mpi.h"
 #include "tagc/tagc.h"
 
@@ -39,7 +40,7 @@ int main(int argc, char **argv) {
     tagc_gatherer_options_init(&g);
     o.n_elems = g.n_elems = (uint64_t)(W * N);
     is_well &= tagc_reducer_create(comms[1], &o, &reducer) == TAGC_OK;
-    is_well &= tagc_reducer_run(reducer, gradient, output, NULL) == TAGC_OK;
+    is_well &= run_reducer(reducer, gradient, output, NULL) == TAGC_OK;
     is_well &= tagc_gatherer_create(comms[2], &g, &gatherer) == TAGC_OK;
     if (!is_well) MPI_Abort(MPI_COMM_WORLD, 1);
 
@@ -47,8 +48,8 @@ int main(int argc, char **argv) {
 
     if (W > 1) { /* one rank alone sends nothing */
         is_well &= is_ended_well("barrier", tagc_comm_barrier(comms[0]));
-        is_well &= is_ended_well("reducer", tagc_reducer_run(reducer, gradient, output, NULL));
-        tagc_status status = tagc_gatherer_begin(gatherer, shard, full);
+        is_well &= is_ended_well("reducer", run_reducer(reducer, gradient, output, NULL));
+        tagc_status status = begin_gatherer(gatherer, shard, full);
         is_well &= is_ended_well("gatherer", status == TAGC_OK ? tagc_gatherer_end(gatherer) : status);
     }
     tagc_comm *late = comms[0];

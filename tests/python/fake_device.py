@@ -38,7 +38,7 @@ class FakeDevice:
         stream = ctypes.c_void_p()
         assert self.fake.fake_stream(ctypes.byref(stream)) == 0
         self._stream, self.n_futures, self.n_current, self._threads = stream.value, 0, 0, []
-        self.n_kept = 0
+        self.n_kept, self._followed = 0, None
         self.tasks = []  # what libtagc ran by itself: weak references to the sources
         # A device's allocator frees in the order of streams; the processor's at once. So memory stays here.
         self.memory = []
@@ -58,6 +58,14 @@ class FakeDevice:
         self._threads.append(threading.Thread(target=run, daemon=True))
         self._threads[-1].start()
         return future
+
+    def behind(self, stream):
+        return contextlib.nullcontext()
+
+    def follow(self, stream):
+        self._followed = stream
+        if not self.lazy:
+            self._synchronize(stream)
 
     def pinned(self, n):
         return torch.zeros(n, dtype=torch.int64)
@@ -86,6 +94,9 @@ class FakeDevice:
 
     def synchronize(self):
         self._synchronize(self._stream)
+        if self._followed is not None:
+            self._synchronize(self._followed)
+            self._followed = None
 
     def copy_seconds(self, n_bytes):
         return 1e-9 * n_bytes, 2e-9 * n_bytes

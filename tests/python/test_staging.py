@@ -620,8 +620,9 @@ def levels_change(rank, world_size):
 
 
 def order_of_calls(rank, world_size):
-    """Each hook asks for the current stream first, then enqueues; only DDP gives a future, after that, of the
-    stream in which results come back, and leaves its current stream alone."""
+    """Each hook asks for the current stream first, then enqueues. FSDP2's stream of reduce-scatters waits
+    only until the gradient is read, and its stream of all-reduces for the result; only DDP gives a future,
+    after that, of the stream in which results come back, and leaves its current stream alone."""
     import tagc.torch as tagc
     from tagc import _library as lib
 
@@ -631,6 +632,9 @@ def order_of_calls(rank, world_size):
             current, future, library = device.current, device.future, lib.load()
             device.current = lambda: (calls.append("current"), current())[1]
             device.future = lambda value, stream: (calls.append(("future", stream)), future(value, stream))[1]
+
+            follow = device.follow
+            device.follow = lambda stream: (calls.append(("follow", stream)), follow(stream))[1]
 
             class Noting:
                 def __getattr__(self, name):
@@ -652,7 +656,7 @@ def order_of_calls(rank, world_size):
             finally:
                 lib._loaded = library
             one = (
-                ["current", ("enqueue", device._stream, 1)]
+                ["current", ("enqueue", device._stream, 2), ("follow", handle.passes.runners.staging.stream)]
                 if kind == "fsdp2"
                 else [
                     "current",

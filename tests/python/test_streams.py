@@ -194,3 +194,127 @@ def test_nowhere_else():
     for path in pathlib.Path(streams.__file__).parent.glob("*.py"):
         if path.name != "streams.py":
             assert "torch.cuda" not in path.read_text(), path
+
+
+# ---- FSDP2: what each stream waits for, in torch's own foreach_reduce() ----
+
+
+class Waiting:
+    """Its work so far waits for all of `deps`."""
+
+    def __init__(self):
+        self.deps = set()
+
+    def wait_stream(self, other):
+        self.deps |= other.deps
+
+    def wait_event(self, event):
+        self.deps |= event
+
+    def record_event(self):
+        return frozenset(self.deps)
+
+
+class Device:
+    """In place of torch.cuda for torch, and of a handle for tagc's hooks: exchanges are those of a queue, of
+    which the streams `out` and `back` wait as in lib/gpu/job.c. "flag k" is the network's part."""
+
+    def __init__(self):
+        self.compute, self.scatter, self.reduce = Waiting(), Waiting(), Waiting()
+        self._current, self._out, self._back = self.compute, Waiting(), Waiting()
+        self.encodings = []  # what the encoding of each exchange waited for
+        self.passes = self.runners = self
+        self.wrapper = types.SimpleNamespace(hosts=lambda group: None)
+
+    def current_stream(self):
+        return self._current
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        before, self._current = self._current, stream
+        yield
+        self._current = before
+
+    def exchange(self, unit, group, source, target, op, find_layout, waits=1, may_last=False):
+        number = len(self.encodings)
+        self._out.deps |= self._current.deps
+        self.encodings.append(self._out.record_event())
+        self._out.deps.add(f"encode {number}")
+        self._back.deps |= self._out.deps | {f"flag {number}"}
+        self._current.deps |= {0: set(), 1: self._back.deps, 2: self._out.deps}[waits]
+
+    def follow(self, result):
+        self._current.wait_stream(self._back)
+
+    def behind(self, stream):
+        return self.stream(stream)
+
+    def is_on_device(self, tensor):
+        return True
+
+
+N_UNITS = 4
+
+
+@pytest.mark.parametrize("kind", ["reduce-scatter", "all-reduce hook"])
+def test_a_unit_is_encoded_while_the_one_before_travels(kind, monkeypatch):
+    """Neither torch's streams nor compute wait for the network of the unit before; who reads a gradient
+    does."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+
+    from tagc.torch.exchange import internals
+    from tagc.torch.hooks import fsdp2
+
+    if internals.version() < (2, 13):
+        pytest.skip("foreach_reduce() of torch 2.13 and newer")
+    device = Device()
+    monkeypatch.setattr(collectives, "_get_device_handle", lambda _: device)
+    group = types.SimpleNamespace(
+        reads_sums_at_once=lambda dtype: True,
+        holds_back=lambda: False,
+        reduce_scatter_stream=device.scatter,
+        comms=[None, None, None],
+    )
+    module = types.SimpleNamespace(group=group, layout=None, shard_layout=None)
+    if kind == "reduce-scatter":
+        hook = fsdp2.Arrival(device)
+        scatter = fsdp2.ReduceScatter(device, None, module, hook)
+    else:
+        hook = fsdp2.AllReduce(device, None, module, None)
+        scatter = types.SimpleNamespace(allocate=fsdp2.waits.FsdpComm().allocate)
+        scatter = type("Torchs", (), {"allocate": scatter.allocate, "__call__": lambda *_, **__: None})()
+    group.comms[2] = hook
+    last = None
+    for number in range(N_UNITS):
+        if last is not None:  # FSDPParamGroup.post_backward(), with one input buffer
+            device.compute.wait_event(last)
+        device.compute.deps.add(f"backward {number}")
+        assert not any(f"flag {before}" in device.compute.deps for before in range(number)), "compute waits"
+        parameter = types.SimpleNamespace(
+            fsdp_placement=types.SimpleNamespace(dim=0),
+            offload_to_cpu=False,
+            sharded_size=torch.Size([2]),
+            contiguous_sharded_stride=(1,),
+            sharded_param=types.SimpleNamespace(grad=None),
+            to_sharded_dtensor=lambda tensor: tensor,
+        )
+        _, last, _, is_reduced, *_ = collectives.foreach_reduce(
+            [parameter],
+            [torch.ones(4)],
+            types.SimpleNamespace(size=lambda: 2),
+            device.scatter,
+            scatter,
+            torch.float32,
+            torch.float32,
+            torch.device("cpu"),
+            None,
+            None,
+            device.reduce,
+            True,
+            None,
+            hook,
+        )
+        assert f"backward {number}" in device.encodings[number]
+        assert f"flag {number}" in is_reduced, "the gradient is read before it is there"
+        for before in range(number):
+            assert f"flag {before}" not in device.encodings[number], f"unit {number} waits for unit {before}"

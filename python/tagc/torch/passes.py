@@ -152,7 +152,7 @@ class Passes:
         target: torch.Tensor,
         op: Any,
         find_layout: FindLayout,
-        waits: bool = True,
+        waits: int = True,
         may_last: bool = False,
         recurs: bool = True,
         number: int | None = None,
@@ -167,8 +167,8 @@ class Passes:
 
         find_layout() -> the layout of `source`, or of its sums; or None if some parameters are missing: then
         this exchange is dense and residuals do not change. waits: whether the current stream waits for the
-        result. recurs: whether this unit comes once in a step. number: from which rounding derives; None: the
-        step's."""
+        result; or staging.FOR_INPUT. recurs: whether this unit comes once in a step. number: from which
+        rounding derives; None: the step's."""
         self._check_open()
         hosts = self.state.wrapper.hosts(group)
         with self._giving_up():
@@ -308,7 +308,7 @@ class Passes:
         target: torch.Tensor,
         op: Any,
         find_layout: FindLayout,
-        waits: bool,
+        waits: int,
         may_last: bool,
         opens_step: bool,
         number: int | None,

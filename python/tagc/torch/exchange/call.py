@@ -39,7 +39,7 @@ class Call:
     runs_beside = False
 
     def __init__(
-        self, comm: Comm, failure: BaseException | None = None, waits: bool = True, wants_kernels: bool = True
+        self, comm: Comm, failure: BaseException | None = None, waits: int = True, wants_kernels: bool = True
     ) -> None:
         self.comm, self.failure, self.waits, self.wants_kernels = comm, failure, waits, wants_kernels
 
@@ -102,7 +102,7 @@ class Reduction(Call):
         ],
         lock: threading.RLock,
         failure: BaseException | None = None,
-        waits: bool = True,
+        waits: int = True,
         rows: Rows | None = None,
         loaded: int | None = None,
     ) -> None:

@@ -63,6 +63,8 @@ SEEN = {
     "torch.distributed.distributed_c10d._world": ALL,
     "torch.distributed.distributed_c10d._coalescing_manager": ALL,
     "_World.pg_names": ALL,
+    "FSDPParamGroup.comm_ctx": "2.13",
+    "FSDPCommContext.reduce_scatter_stream": "2.13",
     "ProcessGroup._get_backend": ALL,
     "ProcessGroup.Options._timeout": "2.13",
     "ProcessGroupGloo._allgather_base": "2.13",
@@ -177,6 +179,11 @@ class FsdpGroup:
     def data_ranks(self) -> tuple[int, ...]:
         """The ranks of that mesh."""
         return tuple(self.data_mesh.mesh.flatten().tolist())
+
+    @property
+    def reduce_scatter_stream(self) -> Any:
+        """torch's stream in which gradients are reduce-scattered. After the first forward pass."""
+        return _get(_get(self._group, "FSDPParamGroup.comm_ctx"), "FSDPCommContext.reduce_scatter_stream")
 
     def reads_sums_at_once(self, dtype: torch.dtype) -> bool:
         """Returns whether torch does more with the sums of a reduce-scatter, of that dtype, than to make them

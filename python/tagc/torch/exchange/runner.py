@@ -16,6 +16,7 @@ import functools
 import queue
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -272,6 +273,17 @@ class Runners:
 
     def is_on_device(self, tensor: torch.Tensor) -> bool:
         return self.staging is not None and tensor.device == self.staging.streams.device
+
+    def follow(self, result: torch.Tensor) -> None:
+        """Makes the current stream wait for a result that is on its way (staging.FOR_INPUT)."""
+        if self.staging is not None and self.is_on_device(result):
+            self.staging.streams.follow(self.staging.stream)
+        self.keep(result)
+
+    def behind(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context in which that stream of torch's is the current one. There is a device."""
+        assert self.staging is not None
+        return self.staging.streams.behind(stream)
 
     def keep(self, tensor: torch.Tensor) -> None:
         """Protects a result that torch frees in the order of another stream than the current one."""

@@ -56,11 +56,13 @@ class Task(Protocol):
     """task.Task: an exchange that libtagc runs by itself."""
 
     def enqueue(
-        self, source: torch.Tensor, target: torch.Tensor, stream: int, waits: bool
+        self, source: torch.Tensor, target: torch.Tensor, stream: int, waits: int
     ) -> tuple[int, bool]: ...
 
     def end(self) -> None: ...
 
+
+FOR_NOTHING, FOR_RESULT, FOR_INPUT = 0, 1, 2  # tagc_waits
 
 N_BUFFERS = 3  # buffers of pinned memory: one is copied out, one exchanged, one copied back
 N_BUFFERS_THERE = 2  # with kernels: one exchange encodes while another's bodies are on their way
@@ -213,12 +215,13 @@ class Staging:
         target: torch.Tensor,
         run: Run,
         failure: BaseException | None = None,
-        waits: bool = True,
+        waits: int = FOR_RESULT,
     ) -> None:
         """Exchanges source into target, both on the device, by run(source, target, failure) with copies in
         pinned memory. Returns when that has run; the result may still be on the way. failure: of this rank;
         run() reports it to the others and does not read the tensors.
-        waits: later work of the current stream waits for the result."""
+        waits: for what later work of the current stream waits: nothing, the result, or that the source is
+        read."""
         with self._launch:
             if failure is None:
                 try:
@@ -233,7 +236,7 @@ class Staging:
             self._last = self._launched(handle, source, target, waits)
         self._wait(self._last)
 
-    def start(self, task: Task, source: torch.Tensor, target: torch.Tensor, waits: bool) -> None:
+    def start(self, task: Task, source: torch.Tensor, target: torch.Tensor, waits: int) -> None:
         """Exchanges source into target, both on the device, as libtagc does by itself. Returns at once.
         waits: as of enqueue()."""
         with self._launch:
@@ -243,7 +246,7 @@ class Staging:
             _spoil(target)
 
     def _launched(
-        self, handle: ctypes.c_void_p, source: torch.Tensor, target: torch.Tensor, waits: bool
+        self, handle: ctypes.c_void_p, source: torch.Tensor, target: torch.Tensor, waits: int
     ) -> int:
         """Returns the ticket of an exchange whose work is in the streams now."""
         arrays = [

@@ -49,6 +49,15 @@ class Cuda:
         with torch.cuda.stream(there):
             yield int(there.cuda_stream)
 
+    def behind(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context in which a stream of torch's is the current one."""
+        return torch.cuda.stream(stream)
+
+    def follow(self, stream: int) -> None:
+        """Makes the current stream wait for all work so far of the stream with this handle."""
+        there = torch.cuda.ExternalStream(stream, device=self.device)
+        torch.cuda.current_stream(self.device).wait_stream(there)
+
     def pinned(self, n: int) -> torch.Tensor:
         """Returns integers in pinned host memory, so that copies to it do not block the host."""
         return torch.zeros(n, dtype=torch.int64, device="cpu").pin_memory()

@@ -142,7 +142,7 @@ class Task:
             self._stats[i] = lib.initialised(lib.ReducerStats, "tagc_reducer_stats_init")
 
     def enqueue(
-        self, source: torch.Tensor, target: torch.Tensor, stream: int, waits: bool
+        self, source: torch.Tensor, target: torch.Tensor, stream: int, waits: int
     ) -> tuple[int, bool]:
         """Returns the ticket of the exchange, and whether its work is in the streams."""
         ticket = ctypes.c_uint64()

@@ -7,6 +7,7 @@ each, what is exchanged between hosts is (H, row): the rows of the ranks at this
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 import weakref
@@ -19,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from tagc._library import Error
-from tagc.torch.exchange import internals, waits
+from tagc.torch.exchange import internals, staging, waits
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import ALONE, Exchanged, Expected, Kinds, Place, place_of
@@ -191,8 +192,11 @@ class ReduceScatter(waits.FsdpComm):
     """For set_custom_reduce_scatter(): one per module. In CPU memory, where it can, it goes on while the next
     module computes."""
 
-    def __init__(self, handle: Compressed, unit: Exchanged, module: Module) -> None:
-        self._handle, self._unit, self._module = handle, unit, module
+    def __init__(
+        self, handle: Compressed, unit: Exchanged, module: Module, arrival: Arrival | None = None
+    ) -> None:
+        """arrival: of its results, as long as it is the module's all-reduce hook."""
+        self._handle, self._unit, self._module, self._arrival = handle, unit, module, arrival
 
     def expected(self, group: dist.ProcessGroup) -> Expected:
         """Returns its next exchange."""
@@ -217,8 +221,25 @@ class ReduceScatter(waits.FsdpComm):
             output_tensor,
             op,
             lambda: self._module.layout(input_tensor.numel(), hosts),
+            waits=self._waits(),
             may_last=op == dist.ReduceOp.AVG and not reads_at_once,  # else torch divides what comes
         )
+
+    def _waits(self) -> int:
+        has_hook = self._arrival is not None and self._module.group.comms[2] is self._arrival
+        return staging.FOR_INPUT if has_hook else staging.FOR_RESULT
+
+
+class Arrival:
+    """In the place of set_all_reduce_hook(), after a ReduceScatter on a device: torch's stream of all-reduces
+    waits for the result. In its stream of reduce-scatters the encoding of the next unit would wait for this
+    one's network, and so would compute, which waits there until the input may be used again."""
+
+    def __init__(self, handle: Compressed) -> None:
+        self._handle = handle
+
+    def __call__(self, reduce_output: torch.Tensor) -> None:
+        self._handle.passes.runners.follow(reduce_output)
 
 
 class AllReduce:
@@ -260,21 +281,27 @@ class AllReduce:
                 self._held += reduce_output
             reduce_output.zero_()  # which torch adds to the gradient
             return
+        runners = self._handle.passes.runners
+        is_behind = self._held is None and runners.is_on_device(reduce_output)
         if self._held is not None:
             reduce_output += self._held
             self._held = None
         op = self._module.group.sum_op if self._is_torchs else dist.ReduceOp.AVG
-        self._handle.passes.exchange(
-            self._unit,
-            self._group,
-            reduce_output,
-            reduce_output,
-            op,
-            lambda: self._module.shard_layout(reduce_output.numel(), self._hosts),
-        )
-        # torch made it in its stream of reduce-scatters. Where it casts the sums, it frees this one in that
-        # stream's order, while the current stream still has work on it.
-        self._handle.passes.runners.keep(reduce_output)
+        # In the current stream it would wait for the exchanges before it. torch made the tensor in its stream
+        # of reduce-scatters. Where it casts the sums, it frees this one in that stream's order, while the
+        # current stream still has work on it: follow() keeps it.
+        stream = self._module.group.reduce_scatter_stream if is_behind else None
+        with runners.behind(stream) if is_behind else contextlib.nullcontext():
+            self._handle.passes.exchange(
+                self._unit,
+                self._group,
+                reduce_output,
+                reduce_output,
+                op,
+                lambda: self._module.shard_layout(reduce_output.numel(), self._hosts),
+                waits=staging.FOR_INPUT if is_behind else staging.FOR_RESULT,
+            )
+        runners.follow(reduce_output)
 
 
 def modules_of(model: torch.nn.Module) -> list[Module]:
@@ -544,9 +571,11 @@ class Wrapper(GatheringWrapper):
                 self._expected.append(all_reduce.expected)
         if all_reduce is not None:
             return waits.ReduceScatter(name, timeout_s), gather, all_reduce
-        reduce_scatter = ReduceScatter(handle, unit, module)
+        is_alone = handle.passes.runners.staging is not None and module.group.comms[2] is None
+        arrival = Arrival(handle) if is_alone else None
+        reduce_scatter = ReduceScatter(handle, unit, module, arrival)
         self._expected.append(functools.partial(reduce_scatter.expected, shards))
-        return reduce_scatter, gather, None
+        return reduce_scatter, gather, arrival
 
     def expected(self) -> list[Expected]:
         return [expected() for expected in self._expected]
