@@ -113,11 +113,15 @@ class Model:
         """Sets what all ranks must have alike in the next exchanges."""
         lib.call("tagc_model_set_word", self._handle, 0, word)
 
+    def set_exchanges(self, n_exchanges: int) -> None:
+        """Says how many there have been. Local."""
+        lib.call("tagc_model_set_exchanges", self._handle, n_exchanges)
+
     def begin(self, gradients: Iterable[Span], sums: Iterable[Span], step: int) -> None:
         """Starts an exchange, and returns at once. The memory stays as it is until end(). step: its number,
         from which rounding derives. Collective."""
         try:
-            lib.call("tagc_model_set_exchanges", self._handle, step - 1)
+            self.set_exchanges(step - 1)
             self._arrays = _array(gradients), _array(sums)
         except Exception as problem:  # the others begin
             self.begin_failed(problem)
@@ -209,6 +213,7 @@ class FlatModel:
         }
         self._parameters = [layout.parameters[i] for i in self._starts]
         self._stowed: dict[str, torch.Tensor] = {}  # residuals of what keeps none now
+        self._is_new = True  # then it stows all, since how a residual rounds depends on the step
         self._model: Model | None = Model(
             comm,
             self._parameters,
@@ -231,12 +236,26 @@ class FlatModel:
 
     def begin(self, values: torch.Tensor, step: int) -> None:
         """Starts to replace the gradients in `values` by their means over ranks. Collective."""
+        try:
+            self._unstow(step)
+        except Exception as problem:  # the others begin
+            self.model.begin_failed(problem)
+            return
         address = values.data_ptr()
         spans = [
             Span(i, 0, parameter.numel, address + start * self._n_bytes)
             for i, (parameter, start) in enumerate(zip(self._parameters, self._starts.values()))
         ]
         self.model.begin(spans, spans, step)
+
+    def _unstow(self, step: int) -> None:
+        """Gives the model what residuals there were before it."""
+        if not self._is_new:
+            return
+        self.model.set_exchanges(step - 1)
+        self._is_new = False
+        if self._stowed:
+            self.set_residuals_on_the_wire(self._stowed)
 
     def follow(self, layout: Layout) -> None:
         """Takes up the plans of now. layout: with which parameters have them. Collective."""
@@ -255,7 +274,8 @@ class FlatModel:
 
     def residuals_on_the_wire(self) -> dict[str, torch.Tensor]:
         """Returns name -> copy of the residual, (numel,), as Unit's. Local."""
-        found, kept = {name: values.clone() for name, values in self._stowed.items()}, self._kept()
+        found = {name: values.clone() for name, values in self._stowed.items()}
+        kept = {} if self._is_new else self._kept()
         if kept:
             own = {name: _zeros(self._parameters[i].numel) for name, i in kept.items()}
             self.model.get_residuals(_spans(kept, own))
@@ -268,7 +288,7 @@ class FlatModel:
     def set_residuals_on_the_wire(self, values: Mapping[str, torch.Tensor]) -> None:
         """Replaces all residuals by name -> (numel,); those not named become zero."""
         fp32 = {name: tensor.detach().float().contiguous() for name, tensor in values.items()}
-        kept = self._kept()
+        kept = {} if self._is_new else self._kept()
         if kept:
             self.model.set_residuals(_spans({name: i for name, i in kept.items() if name in fp32}, fp32))
         self._stowed = {name: stowable(tensor) for name, tensor in values.items() if name not in kept}
