@@ -78,8 +78,7 @@ enum { THE_TLS = 0 /* of SSL_set_ex_data */ };
 
 /* ---- the library, loaded once ---- */
 
-/* clang-format-14 does not come to rest here. */
-// clang-format off
+/* clang-format off */ /* it does not come to rest here */
 #define FOR_EACH_FUNCTION(_) \
     _(TLS_method) _(SSL_CTX_new) _(SSL_CTX_free) _(SSL_CTX_ctrl) _(SSL_CTX_set_ciphersuites) \
     _(SSL_CTX_set_num_tickets) _(SSL_set_verify) _(SSL_CTX_set_psk_client_callback) \
@@ -88,7 +87,7 @@ enum { THE_TLS = 0 /* of SSL_set_ex_data */ };
     _(SSL_session_reused) _(SSL_read) _(SSL_write) _(SSL_key_update) _(SSL_get_error) _(SSL_pending) \
     _(ERR_clear_error) _(ERR_peek_last_error) _(BIO_new) _(BIO_free) _(BIO_s_mem) _(BIO_read) \
     _(BIO_write) _(BIO_ctrl_pending)
-// clang-format on
+/* clang-format on */
 
 #define MEMBER(name) __typeof__(&name) name;
 static struct { FOR_EACH_FUNCTION(MEMBER) } call;
