@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Under every limit of the address space a run ends by itself: it trains, or one message says what there was no room for.
+# Under every limit of the address space a run ends by itself: it trains, or a message says what there was no room for. Both ranks may come
+# to the limit at the same time, each by another thread that it cannot start.
 source "$(dirname "$0")/lib.sh" "$@"
 [ "$sanitized" = no ] || skip "sanitizers need the whole address space"
 make_data
@@ -13,7 +14,7 @@ for kib in 60000 110000 170000 240000 310000 330000 345000 355000 365000 380000 
     # 127, 130: libraries that could not be loaded
     [ "$code" = 1 ] || [ "$kib" -lt 100000 ] || fail "exit code $code under ulimit -v $kib"
     [ "$code" -lt 137 ] || fail "a run under ulimit -v $kib had to be killed"
-    [ "$code" != 1 ] || [ "$(grep -c '^tagc: ' err)" = 1 ] || fail "$(grep -c '^tagc: ' err) messages under ulimit -v $kib"
+    [[ $code != 1 || $(grep -c '^tagc: ' err) =~ ^[12]$ ]] || fail "$(grep -c '^tagc: ' err) messages under ulimit -v $kib"
     n_ended=$((n_ended + 1))
 done
 [ "$n_trained" -ge 1 ] && [ "$n_ended" -ge 3 ] || fail "$n_trained limits let it train, $n_ended did not"
