@@ -182,8 +182,7 @@ TAGC_API tagc_status tagc_model_plan(const tagc_model *model, uint32_t tensor, t
  * Both lists and all arrays stay the caller's, and must not be touched until _end returns.
  *
  * With TAGC_CUT_FLAT_ARRAYS both lists have one piece for each flat of the unit: its first tensor, first 0, and the whole flat with its
- * padding, of which gradients are zero; of sums this rank's chunk, or with UNIT the whole flat. The arrays do not overlap. Another
- * list is TAGC_ERR_ARGUMENT on this rank alone. */
+ * padding, of which gradients are zero; of sums this rank's chunk, or with UNIT the whole flat. The arrays do not overlap. */
 TAGC_API tagc_status tagc_model_begin(tagc_model *model, uint32_t unit, const tagc_piece *gradients,
                                       size_t n_gradients, const tagc_piece *sums, size_t n_sums);
 

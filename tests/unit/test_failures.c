@@ -280,7 +280,7 @@ static void ranks_that_differ(void **state) {
     }
 }
 
-/* Lists that are not the unit's flats: an error of this rank, before it begins. */
+/* Lists that are not the unit's flats, on all ranks and on one. */
 static void flats_body(member *m) {
     tagc_model_options o;
     tagc_model *model;
@@ -288,12 +288,13 @@ static void flats_body(member *m) {
     tagc_model_options_init(&o);
     o.cut = TAGC_CUT_FLAT_ARRAYS;
     o.op = TAGC_OP_SUM;
-    if (!EXPECT(m, tagc_model_create(NULL, m->between, tensors, N_ALL, &o, &model) == TAGC_OK)) return;
+    tagc_comm *within = m->w->n_places > 1 ? m->within : NULL;
+    if (!EXPECT(m, tagc_model_create(within, m->between, tensors, N_ALL, &o, &model) == TAGC_OK)) return;
     tagc_piece in[4], out[4];
     uint32_t n = model->units[0].n_parts;
     for (uint32_t p = 0; p < n; p++) {
         const tagc_model_part *part = &model->units[0].parts[p];
-        in[p] = (tagc_piece){part->members[0], 0, part->width * (uint64_t)m->w->n_hosts, gradient};
+        in[p] = (tagc_piece){part->members[0], 0, part->width * (uint64_t)model->n_owners, gradient};
         out[p] = (tagc_piece){part->members[0], 0, part->width, sums};
         if (!EXPECT(m, in[p].n_elems <= 1024)) return;
     }
@@ -315,6 +316,14 @@ static void flats_body(member *m) {
     }
     EXPECT(m, tagc_model_begin(model, 0, in, n, in, n) == TAGC_ERR_ARGUMENT);
     EXPECT(m, strstr(tagc_last_error(), "sums must have") != NULL);
+    for (int wrong = 0; wrong < 2; wrong++) { /* rank 1 alone: the others' _end says so */
+        tagc_status status = tagc_model_begin(model, 0, in, m->rank == 1 && wrong == 0 ? 0 : n, out,
+                                              m->rank == 1 && wrong == 1 ? 0 : n);
+        EXPECT(m, status == (m->rank == 1 ? TAGC_ERR_ARGUMENT : TAGC_OK));
+        if (status == TAGC_OK) status = tagc_model_end(model, 0, NULL);
+        EXPECT(m, status == TAGC_ERR_ARGUMENT &&
+                      strstr(tagc_last_error(), m->rank == 1 ? "must have" : "failed in this step"));
+    }
     EXPECT(m, tagc_model_begin(model, 0, in, n, out, n) == TAGC_OK);
     EXPECT(m, tagc_model_end(model, 0, NULL) == TAGC_OK);
     tagc_model_destroy(model);
@@ -323,6 +332,7 @@ static void flats_body(member *m) {
 static void lists_that_are_no_flats(void **state) {
     (void)state;
     run_world(2, 1, flats_body, NULL);
+    run_world(2, 2, flats_body, NULL);
 }
 
 int main(void) {
