@@ -332,12 +332,47 @@ static tagc_model_part *find_same(tagc_model_part *parts, uint32_t n_parts, cons
     return NULL;
 }
 
+/* So that a device need not hold residuals of former and of new parts at the same time. A part that cannot do this keeps its own there. */
+static void set_aside(tagc_model_part *part) {
+    uint64_t n = tagc_reducer_residual_elems(part->reducer);
+    void *memory;
+    if (n == 0 || tagc_memory_create((size_t)n * sizeof(float), "a residual", &memory) != TAGC_OK) return;
+    if (tagc_reducer_get_residual(part->reducer, memory, n) != TAGC_OK) {
+        tagc_memory_destroy(memory);
+        return;
+    }
+    part->set_aside = memory;
+    part->n_set_aside = n;
+    tagc_reducer_destroy_residual(part->reducer);
+}
+
+static void set_aside_all(tagc_model_part *former, uint32_t n_former, const tagc_model_part *parts,
+                          uint32_t n_parts) {
+    for (uint32_t f = 0; f < n_former; f++) {
+        int has_heir = 0;
+        for (uint32_t p = 0; p < n_parts; p++) has_heir |= parts[p].heir_of == &former[f];
+        if (!has_heir && former[f].is_there) set_aside(&former[f]);
+    }
+}
+
+/* It was there before, and fits again. */
+void tagc_part_take_back(tagc_model_part *part) {
+    if (!part->set_aside) return;
+    if (tagc_reducer_make_residual(part->reducer) == TAGC_OK) {
+        tagc_reducer_note_residual(part->reducer);
+        (void)tagc_reducer_set_residual(part->reducer, part->set_aside, part->n_set_aside);
+    }
+    tagc_memory_destroy(part->set_aside);
+    part->set_aside = NULL;
+}
+
 void tagc_unit_destroy_parts(tagc_model_part *parts, uint32_t n_parts) {
     for (uint32_t p = 0; parts && p < n_parts; p++) {
         tagc_reducer_destroy(parts[p].reducer); /* it may read what the host's sum keeps */
         if (parts[p].host_sum) tagc_reducer_release(parts[p].host_sum);
         tagc_reducer_destroy(parts[p].host_sum);
         tagc_memory_destroy(parts[p].resting);
+        tagc_memory_destroy(parts[p].set_aside);
     }
     tagc_memory_destroy(parts);
 }
@@ -396,7 +431,10 @@ tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_
         part->heir_of = find_same(former, n_former, part);
         part->is_there = unit->is_there && !is_dense(part);
     }
-    if (status == TAGC_OK && unit->is_there) model->device->expect(unit, *parts, *n_parts);
+    if (status == TAGC_OK && unit->is_there) {
+        set_aside_all(former, n_former, *parts, *n_parts);
+        model->device->expect(unit, *parts, *n_parts);
+    }
     for (uint32_t p = 0; status == TAGC_OK && p < *n_parts; p++) {
         if ((*parts)[p].heir_of) continue;
         status = make_part(&(*parts)[p]);

@@ -325,15 +325,19 @@ static void copy_chunks(const tagc_member *t, const float *from, uint64_t from_w
 /* Hands the residual of one part to those where its tensors are now. to (n,): their new residuals. */
 static tagc_status hand_over(const tagc_model_part *from, const tagc_model_part *parts, float *const *to) {
     const tagc_model *model = from->model;
-    uint64_t n = tagc_reducer_residual_elems(from->reducer), offset = 0;
-    void *memory;
+    uint64_t n = from->set_aside ? from->n_set_aside : tagc_reducer_residual_elems(from->reducer), offset = 0;
+    void *memory = NULL;
+    tagc_status status = TAGC_OK;
     if (n == 0) return TAGC_OK;
-    TAGC_TRY(tagc_memory_create((size_t)n * sizeof(float), "a residual", &memory));
-    tagc_status status = tagc_reducer_get_residual(from->reducer, memory, n);
+    if (!from->set_aside) {
+        TAGC_TRY(tagc_memory_create((size_t)n * sizeof(float), "a residual", &memory));
+        status = tagc_reducer_get_residual(from->reducer, memory, n);
+    }
+    const float *residual = from->set_aside ? from->set_aside : memory;
     for (uint32_t i = 0; status == TAGC_OK && i < from->n_members; i++) {
         const tagc_member *t = &model->tensors[from->members[i]];
         float *values = to[t->part - parts];
-        if (values) copy_chunks(t, memory, from->width, offset, values, t->part->width, n / from->width);
+        if (values) copy_chunks(t, residual, from->width, offset, values, t->part->width, n / from->width);
         offset += t->chunk;
     }
     tagc_memory_destroy(memory);
@@ -374,9 +378,12 @@ static tagc_status regroup(tagc_model *model, tagc_model_unit *unit) {
     tagc_status status = tagc_unit_make_parts(model, unit, &parts, &n_parts);
     if (status == TAGC_OK) status = tagc_model_agree(model, move_residuals(unit, parts, n_parts));
     if (status != TAGC_OK) {
+        char text[TAGC_ERROR_TEXT_BYTES];
+        snprintf(text, sizeof text, "%s", tagc_last_error());
         tagc_unit_destroy_parts(parts, n_parts);
         lay_out_again(unit->parts, unit->n_parts);
-        return status;
+        for (uint32_t p = 0; p < unit->n_parts; p++) tagc_part_take_back(&unit->parts[p]);
+        return tagc_fail(status, "%s", text);
     }
     for (uint32_t p = 0; p < n_parts; p++) {
         if (!parts[p].heir_of) continue;

@@ -90,6 +90,9 @@ struct tagc_model_part {
     int is_there;             /* the reducer's arrays are a device's */
     tagc_reducer *host_sum;   /* over `within`, or NULL */
     tagc_model_part *heir_of; /* a former part of the same tensors, whose reducers this one gets; or NULL */
+    float *
+        set_aside; /* (n_set_aside) its residual while other parts take the device's memory of that, or NULL */
+    uint64_t n_set_aside;
     tagc_feed host_feed;
     /* the exchange under way */
     const float
@@ -219,6 +222,8 @@ void tagc_member_owned(const tagc_model *model, int rank, const tagc_member *ten
 /* Makes the parts of a unit from the plans of its tensors. Collective. On failure *parts is NULL. */
 tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_model_part **parts,
                                  uint32_t *n_parts);
+/* A part gets back what was set aside, since it stays. */
+void tagc_part_take_back(tagc_model_part *part);
 /* Gives a part the reducers of the one that it is the heir of. */
 void tagc_part_inherit(tagc_model_part *part);
 /* 1: tensors of one unit that are exchanged as one, since their class and level are the same. */

@@ -6,6 +6,7 @@
 #include "../fake_runtime.h"
 #include "codec/elements.h"
 #include "gpu/queue_private.h"
+#include "gpu/store.h"
 #include "gpu/unit_private.h"
 #include "harness_maker.h"
 
@@ -46,6 +47,8 @@ typedef struct trial {
     const char *failing; /* a call of the runtime that fails on rank 0 in unit 1 of event_at; NULL: none */
     int nth;
     const char *manners, *refused;
+    int is_late;  /* the queue's thread begins when all is enqueued */
+    int prepares; /* the model knows from the beginning where pieces will lie */
     int is_plain; /* the run to compare with */
     pthread_barrier_t barrier;
 } trial;
@@ -55,12 +58,13 @@ typedef struct outcome {
     tagc_status begun[MOST_STEPS][N_UNITS];
     char texts[MOST_STEPS][N_UNITS][TAGC_ERROR_TEXT_BYTES];
     char sums[MOST_STEPS][N_UNITS][UNIT_BYTES];
+    size_t n_sums[N_UNITS]; /* bytes */
     uint64_t sent[MOST_STEPS][N_UNITS][4];
     tagc_schedule_plan plans[MOST_STEPS][N_TENSORS];
     float *residual[N_TENSORS];
     size_t n_state;
     char state[STATE_BYTES];
-    uint32_t most_parts;
+    uint32_t most_parts; /* of unit 2, which has one class */
 } outcome;
 
 typedef struct shapes {
@@ -246,6 +250,7 @@ static void read_sums(void *arg) {
         memset(covered + at, 1, n_bytes);
         n += n_bytes;
     }
+    own->out->n_sums[one->unit] = n;
     for (size_t i = 0; !t->in_place && i < u->n_bytes; i++) EXPECT(own->m, covered[i] || block[i] == 0x5a);
     free(covered);
 }
@@ -288,7 +293,31 @@ static void open_device(one_rank *own) {
         abort();
     EXPECT(own->m, own->device->calls_wait == (t->refused != NULL));
     if (fake_stream(&own->stream)) abort();
+    if (!t->is_late && pthread_create(&own->thread, NULL, exchange_main, own->queue)) abort();
+}
+
+/* Two exchanges are encoded, as many as the queue has buffers, before anybody looks at the first one. */
+static void start_late(one_rank *own) {
+    if (!own->queue || !own->t->is_late) return;
+    for (unsigned n = 0; atomic_load(&own->queue->flags->in) != 2; n++) tagc_queue_pause(n);
+    EXPECT(own->m, atomic_load(&own->queue->flags->out) == 0);
     if (pthread_create(&own->thread, NULL, exchange_main, own->queue)) abort();
+}
+
+/* Of the residuals of all units on the device; and of all else, there and pinned. */
+static uint64_t residual_bytes(const one_rank *own) {
+    uint64_t n = 0;
+    for (uint32_t unit = 0; unit < N_UNITS; unit++) {
+        const tagc_model_unit *u = &own->model->units[unit];
+        const tagc_store *store = NULL;
+        for (uint32_t p = 0; p < u->n_parts && !store; p++) store = tagc_store_of(u->parts[p].reducer);
+        n += store ? store->n_bytes : 0;
+    }
+    return n;
+}
+
+static uint64_t all_bytes(const one_rank *own) {
+    return own->queue ? tagc_kernels_bytes(own->kernels) + tagc_queue_pinned_bytes(own->queue) : 0;
 }
 
 static void open_rank(one_rank *own) {
@@ -326,6 +355,10 @@ static void open_rank(one_rank *own) {
         u->n_bytes = UNIT_BYTES;
         u->gradients = take_block(own);
         u->sums = take_block(own);
+        place_pieces(own, unit, 0);
+        if (own->queue && t->prepares)
+            EXPECT(m, tagc_model_prepare_on(own->model, unit, u->given, u->n_given, u->wanted, u->n_wanted) ==
+                          TAGC_OK);
     }
 }
 
@@ -382,7 +415,7 @@ static void begin(one_rank *own, uint32_t unit, int step) {
     kernel *work = &own->work[step][unit];
     int fails = t->failing && !t->is_plain && step == t->event_at && unit == 1, rank = own->m->rank;
     *work = (kernel){own, unit, step};
-    if (t->moves || step == 0) place_pieces(own, unit, step);
+    if (t->moves) place_pieces(own, unit, step);
     if (own->queue)
         fake_launch(own->stream, write_gradients, work);
     else
@@ -413,7 +446,7 @@ static void end(one_rank *own, uint32_t unit, int step) {
     memcpy(out->sent[step][unit], sent, sizeof sent);
     if (!own->queue) read_sums(&own->work[step][unit]);
     uint32_t n = tagc_model_n_parts(own->model, unit);
-    out->most_parts = n > out->most_parts ? n : out->most_parts;
+    if (unit == 2 && n > out->most_parts) out->most_parts = n;
 }
 
 static void load_again(one_rank *own) {
@@ -433,6 +466,7 @@ static void run_step(one_rank *own, int step) {
         real.StreamSynchronize(tagc_queue_stream(own->queue));
     }
     for (uint32_t k = 0; k < N_UNITS; k++) begin(own, is_other && k > 0 ? N_UNITS - k : k, step);
+    start_late(own);
     for (uint32_t unit = 0; unit < N_UNITS; unit++) {
         int done = 0;
         if (own->out->begun[step][unit] == TAGC_OK)
@@ -467,7 +501,14 @@ static void body(member *m) {
     own->side = t->is_plain ? NO_DEVICE : t->sides[m->rank % 4];
     begins = 1;
     open_rank(own);
-    for (int step = 0; own->model && step < t->n_steps && !m->failure[0]; step++) run_step(own, step);
+    uint64_t n_residual = own->model ? residual_bytes(own) : 0, n_bytes = all_bytes(own);
+    for (int step = 0; own->model && step < t->n_steps && !m->failure[0]; step++) {
+        run_step(own, step);
+        if (step == 0 && !t->prepares) n_bytes = all_bytes(own);
+        if (!t->gentle && !t->moves) EXPECT(m, all_bytes(own) == n_bytes); /* a step takes no memory */
+    }
+    if (own->model)
+        EXPECT(m, residual_bytes(own) == n_residual); /* nor do parts that split and join, for these */
     if (own->queue &&
         (real.StreamSynchronize(own->stream) || real.StreamSynchronize(tagc_queue_stream(own->queue))))
         EXPECT(m, t->failing != NULL);
@@ -488,6 +529,18 @@ static int same(int element, const char *a, const char *b) {
     return 1;
 }
 
+/* After a failure all sums are NaN on ranks with a device, but where nothing was enqueued. */
+static void check_void(const trial *t, int rank, int unit, const char *sums, size_t n_bytes) {
+    int is_own = unit == 1 && (t->event == SAYS_FAILED || t->event == BAD_PIECE) &&
+                 rank == 1 % (t->n_hosts * t->n_places);
+    float value;
+    if (is_own || t->sides[rank % 4] == NO_DEVICE || (t->failing && rank == 0)) return;
+    for (uint64_t i = 0; i < n_bytes / tagc_element_bytes(t->sum); i++) {
+        tagc_elements_read(sums, t->sum, i, 1, &value);
+        assert_true(isnan(value));
+    }
+}
+
 static void compare(const trial *t, int rank, const outcome *there, const outcome *here) {
     for (int step = 0; step < t->n_steps; step++) {
         for (int unit = 0; unit < N_UNITS; unit++) {
@@ -495,13 +548,17 @@ static void compare(const trial *t, int rank, const outcome *there, const outcom
             if (t->event == OTHER_ORDER &&
                 step == t->event_at) { /* of how many the others learn depends on time */
                 if (unit == 0) continue;
+                check_void(t, rank, unit, there->sums[step][unit], there->n_sums[unit]);
                 assert_true(a == TAGC_ERR_MISMATCH && b == TAGC_ERR_MISMATCH);
                 continue;
             }
             if (a != b)
                 fail_msg("seed %d, step %d, unit %d, rank %d: status %d (%s), not %d (%s)", (int)t->seed,
                          step, unit, rank, a, there->texts[step][unit], b, here->texts[step][unit]);
-            if (a != TAGC_OK) continue;
+            if (a != TAGC_OK) {
+                check_void(t, rank, unit, there->sums[step][unit], there->n_sums[unit]);
+                continue;
+            }
             if (!same(t->sum, there->sums[step][unit], here->sums[step][unit]))
                 fail_msg("seed %d, step %d, unit %d, rank %d: other sums", (int)t->seed, step, unit, rank);
             if (memcmp(there->sent[step][unit], here->sent[step][unit], sizeof here->sent[step][unit]) != 0)
@@ -587,6 +644,7 @@ static trial make_trial(uint64_t seed) {
                    .dense_only = seed % 2 == 0,
                    .sides = {KERNELS, KERNELS, KERNELS, KERNELS},
                    .in_place = seed / 3 % 2,
+                   .prepares = seed % 2,
                    .waits = seed % 3 ? TAGC_WAITS_FOR_RESULT : TAGC_WAITS_FOR_NOTHING,
                    .event_at = -1,
                    .loads_at = -1,
@@ -603,6 +661,21 @@ static void test_bits(void **state) {
         if (seed % 4 == 2) t.sides[1] = NO_KERNELS, t.sides[2] = NO_DEVICE; /* four ranks */
         if (seed % 8 == 4) t.sides[0] = NO_KERNELS;
         t.moves = seed % 6 == 5;
+        run(&t);
+    }
+}
+
+static void test_overlap(void **state) {
+    (void)state;
+    for (uint64_t seed = 16; seed < 20; seed++) {
+        trial t = make_trial(seed);
+        t.n_hosts = 2;
+        t.n_steps = 1;
+        t.dense_only = 0;
+        t.waits = TAGC_WAITS_FOR_NOTHING;
+        t.in_place = 0;
+        t.is_late = t.prepares = 1; /* else a begin would wait for those before it */
+        if (seed == 19) t.sides[0] = t.sides[1] = NO_KERNELS;
         run(&t);
     }
 }
@@ -632,6 +705,7 @@ static void test_schedule(void **state) {
         trial t = make_trial(seed);
         t.n_hosts = 2;
         t.gentle = 1;
+        t.dense_only = 0;
         t.cut = TAGC_CUT_ROWS;
         t.residual = seed % 2 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_INT8;
         t.n_steps = REPEATS(45, 24, 24);
@@ -701,9 +775,13 @@ static void test_calls_that_wait(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bits),          cmocka_unit_test(test_two_levels),
-        cmocka_unit_test(test_schedule),      cmocka_unit_test(test_events),
-        cmocka_unit_test(test_failing_calls), cmocka_unit_test(test_calls_that_wait),
+        cmocka_unit_test(test_bits),
+        cmocka_unit_test(test_overlap),
+        cmocka_unit_test(test_two_levels),
+        cmocka_unit_test(test_schedule),
+        cmocka_unit_test(test_events),
+        cmocka_unit_test(test_failing_calls),
+        cmocka_unit_test(test_calls_that_wait),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
