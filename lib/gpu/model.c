@@ -87,16 +87,37 @@ static void close_unit(tagc_model_unit *unit) {
     unit->there = NULL;
 }
 
-/* Without memory for this, the store grows part by part. */
-static void expect(tagc_model_unit *unit, const tagc_model_part *parts, uint32_t n_parts) {
-    tagc_reducer_options *options;
+/* Options of what has kernels: of the parts, or of each of their tensors as a part of its own, which needs most. Returns how many. */
+static uint32_t list_options(const tagc_model_part *parts, uint32_t n_parts, int is_apart,
+                             tagc_reducer_options *options) {
     uint32_t n = 0;
+    for (uint32_t p = 0; p < n_parts; p++) {
+        const tagc_model *model = parts[p].model;
+        if (!parts[p].is_there) continue;
+        tagc_part_options(&parts[p], &options[n++]);
+        if (!is_apart || !parts[p].is_followed || tagc_model_is_flat(model)) continue;
+        uint64_t n_rows = options[n - 1].n_elems / parts[p].width;
+        tagc_reducer_options of_part = options[--n];
+        for (uint32_t i = 0; i < parts[p].n_members; i++, n++) {
+            options[n] = of_part;
+            options[n].n_elems =
+                tagc_padded_elems(model->tensors[parts[p].members[i]].chunk * n_rows, model->n_hosts);
+        }
+    }
+    return n;
+}
+
+/* As many bytes as the unit's parts can come to take. Without memory for this, the store grows part by part. */
+static void expect(tagc_model_unit *unit, const tagc_model_part *parts, uint32_t n_parts) {
+    tagc_store *store = place_of(unit)->store;
     void *memory;
-    if (tagc_memory_create(n_parts * sizeof *options, "options of parts", &memory) != TAGC_OK) return;
-    options = memory;
-    for (uint32_t p = 0; p < n_parts; p++)
-        if (parts[p].is_there) tagc_part_options(&parts[p], &options[n++]);
-    (void)tagc_store_expect(place_of(unit)->store, unit->model->between, options, n);
+    if (tagc_memory_create(unit->n_members * sizeof(tagc_reducer_options), "options of parts", &memory) !=
+        TAGC_OK)
+        return;
+    for (int is_apart = 0; is_apart < 2; is_apart++) {
+        uint32_t n = list_options(parts, n_parts, is_apart, memory);
+        (void)tagc_store_expect(store, unit->model->between, memory, n);
+    }
     tagc_memory_destroy(memory);
 }
 
