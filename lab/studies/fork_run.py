@@ -123,34 +123,37 @@ def one_run(job, arm, setting, folder, tokens):
     seed, rate, begin = job["seed"], job["rate"], time.process_time()
     torch.manual_seed(seed)  # the head's own layer begins at random
     model = Fork.from_pretrained(folder, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    mask, blocks = AutoTokenizer.from_pretrained(folder), torch.load(tokens)
-    model = _wrapped(_with_adapters(model) if arm.get("lora") else model, arm)
+    tokenizer, blocks = AutoTokenizer.from_pretrained(folder), torch.load(tokens)
+    model, sites = _wrapped(_with_adapters(model) if arm.get("lora") else model, arm)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=rate)
-    counts = _Counts(model, optimizer, arm)
+    counts = _Counts(model, optimizer, arm, sites)
     row = {
         "n_params": sum(p.numel() for p in model.parameters()),
         "n_trained": sum(map(torch.numel, trained)),
     }
-    losses = {0: _held_loss(model, blocks["held"][: setting["held"]], mask, setting)}
+    losses = {0: _held_loss(model, blocks["held"][: setting["held"]], tokenizer, setting)}
     model.train()
+    parent = os.getppid()
     for step in range(setting["steps"]):
+        if os.getppid() != parent:
+            raise SystemExit("the study is gone")
         for group in optimizer.param_groups:
             group["lr"] = rate * _share_of_rate(step, setting)
         own = seed * SAMPLES_OF_RUN + step * RANKS + dist.get_rank()
         chosen = torch.randint(
             len(blocks["train"]), (setting["rows"],), generator=torch.Generator().manual_seed(own)
         )
-        model(*masked(blocks["train"][chosen], mask, own)).backward()
+        model(*masked(blocks["train"][chosen], tokenizer, own)).backward()
         nn.utils.clip_grad_norm_(trained, setting["clip"])
         optimizer.step()
         optimizer.zero_grad()
         counts.step(step + 1)
         is_last = step + 1 == setting["steps"]
         if (step + 1) % setting["held_every"] == 0 and not is_last:
-            losses[step + 1] = _held_loss(model, blocks["held"][: setting["held"]], mask, setting)
+            losses[step + 1] = _held_loss(model, blocks["held"][: setting["held"]], tokenizer, setting)
     counts.close()
-    row["loss"] = _held_loss(model, blocks["held"][: setting["held_at_end"]], mask, setting)
+    row["loss"] = _held_loss(model, blocks["held"][: setting["held_at_end"]], tokenizer, setting)
     seconds = torch.tensor(time.process_time() - begin)
     dist.all_reduce(seconds)
     return job | row | {"losses": losses, "cpu_seconds": seconds.item()} | counts.row()
@@ -179,28 +182,24 @@ def _with_adapters(model):
 
 
 def _wrapped(model, arm):
+    """Returns the model, and with LocalSteps the mesh of the sites."""
     if arm.get("lora"):
-        return DistributedDataParallel(model)
-    mesh = {}
-    if "local" in arm:
-        sites = init_device_mesh("cpu", (HOSTS, PER_HOST), mesh_dim_names=("site", "local"))
-        mesh = {"mesh": sites["local"]}
+        return DistributedDataParallel(model), None
+    mesh = init_device_mesh("cpu", (HOSTS, PER_HOST), mesh_dim_names=("site", "local"))
+    options = {"mesh": mesh["local"]} if "local" in arm else {}
     for layer in model.bert.encoder.layer:
-        fully_shard(layer, **mesh)
-    model = fully_shard(model, **mesh)
-    if "local" in arm:
-        model.sites = sites["site"]
-    return model
+        fully_shard(layer, **options)
+    return fully_shard(model, **options), mesh["site"]
 
 
 @torch.no_grad()
-def _held_loss(model, held, mask, setting):
+def _held_loss(model, held, tokenizer, setting):
     """Returns the mean over all that is asked in those blocks, of which each rank has its share; the same for
     all arms and seeds."""
     rank, own = dist.get_rank(), torch.zeros(2, dtype=torch.float64)
     model.eval()
     for number, rows in enumerate(held.split(setting["held_rows"])):
-        tokens, wanted = masked(rows, mask, number)
+        tokens, wanted = masked(rows, tokenizer, number)
         # FSDP2's ranks gather together, so that each computes its rows of every batch
         tokens, wanted = tokens.chunk(RANKS)[rank], wanted.chunk(RANKS)[rank]
         n = (wanted != -100).sum()
@@ -213,7 +212,7 @@ def _held_loss(model, held, mask, setting):
 class _Counts:
     """Connects tagc with a model, counts what a host sends to the other one, and follows the schedule."""
 
-    def __init__(self, model, optimizer, arm):
+    def __init__(self, model, optimizer, arm, sites):
         self.arm, self.optimizer, self.handle, self.local = arm, optimizer, None, None
         self.bits, self.n_bytes, self.n_steps, self.levels, self.coherence = [], 0, 0, {}, {}
         self.sizes = {name: p.numel() for name, p in model.named_parameters()}
@@ -228,12 +227,7 @@ class _Counts:
             from tagc.local import LocalSteps
 
             self.local = LocalSteps(
-                model,
-                optimizer,
-                between=model.sites,
-                verbose=False,
-                on_exchange=self._exchanged,
-                **arm["local"],
+                model, optimizer, between=sites, verbose=False, on_exchange=self._exchanged, **arm["local"]
             )
         elif "compress" in arm:
             import tagc.torch as tagc

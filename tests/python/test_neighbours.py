@@ -10,7 +10,7 @@ import launch
 import ranks
 
 JOBS = {
-    "reversible": ([], ["--ddp"]),
+    "reversible": ([], ["--ddp"], ["--in-turn=2"]),
     "preference": ([], ["--ddp"], ["--lora"], ["--lora", "--ddp"]),
     "offload": (["--parameters"], ["--optimizer"], ["--activations"], ["--parameters", "--activations"]),
 }
