@@ -7,7 +7,7 @@
 A block maps (x1, x2) to y1 = x1 + attention(x2) and y2 = x2 + experts(y1). Its backward pass gets x1 and x2
 back from y1 and y2, computes the block again, and calls backward() inside, which adds to the gradients of its
 parameters. FSDP2 and DDP exchange these as any others. With --in-turn the experts of one block at a time are
-trained, and the others are frozen: they have no gradient, and FSDP2 exchanges none. --torch leaves tagc out."""
+trained; the others are frozen, have no gradient, and are not exchanged. --torch leaves tagc out."""
 
 import argparse
 
