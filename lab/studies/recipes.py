@@ -95,7 +95,6 @@ def main():
     torch.set_num_threads(1)
     rows = json.loads(args.json.read_text()) if args.json.exists() else []
     dist.barrier()
-    done = {(row["recipe"], row["arm"], row["steps"]) for row in rows}
     # Examples make and end a group of their own; here one serves all runs.
     nothing = dict.fromkeys(("init_process_group", "destroy_process_group"), lambda *_, **__: None)
     with mock.patch.multiple(dist, **nothing):

@@ -206,6 +206,21 @@ def test_ladder_is_run_from_the_small_sizes_on_at_the_better_rate_of_dense():
     assert "refutes the line" in ladder.said_of(rows) and "Nothing is missing" in ladder.table(rows)
 
 
+def test_peers_are_reproduced_or_say_what_is_missing():
+    import peers_verdict as peers
+
+    losses = {"dense": 4.0, "diloco": 4.03, "sparseloco": 4.02, "powersgd-4": 4.1, "powersgd-1": 4.2}
+    assert peers.verdict("diloco", losses, 1000) == (pytest.approx(0.75), "reproduced")
+    assert peers.verdict("sparseloco", losses, 1000)[1] == "reproduced"
+    assert peers.verdict("sparseloco", losses | {"sparseloco": 4.04}, 1000)[1].endswith(
+        "its order is another"
+    )
+    assert "66 exchanges, not 1000" in peers.verdict("diloco", losses, 66)[1]
+    assert "its order" in peers.verdict("powersgd-4", losses, 1000)[1]
+    assert peers.verdict("powersgd-1", losses, 1000)[1] == "reproduced"
+    assert peers.verdict("demo-32", losses, 1000) is None
+
+
 def test_recipes_train(tmp_path):
     program, rows = ROOT / "lab" / "studies" / "recipes.py", tmp_path / "rows.json"
     ranks.run(launch.as_main, 4, program, "--steps", 4, "--json", rows)
