@@ -153,7 +153,7 @@ def table(found):
             gaps = list(above(rows, name).values()) if is_shown and name != "dense" else []
             whom = " LoRA's" if "against" in arm else ""
             bits = [row["bits"] for row in own if "bits" in row]
-            last = [row["last_bits"] for row in own if "last_bits" in row and "local" not in arm]
+            last = [row["last_bits"] for row in own if "last_bits" in row]
             cells = [
                 f"{name}: {arm['words']}",
                 f"{rate:g}",
@@ -200,7 +200,7 @@ def draw(found, path):
             losses += [
                 {"arm": name, "step": int(step), "loss": loss} for step, loss in ends.items() if int(step)
             ]
-        if "local" not in ARMS[name] and "bits" in row:
+        if "bits_by_step" in row:
             bits += [{"arm": name, "step": step, "bits": value} for step, value in row["bits_by_step"]]
     names = [name for name in ARMS if name in of]
     colours = ("#222222", "#56b4e9", "#0072b2", "#009e73", "#8a8f98", "#d55e00", "#e69f00")

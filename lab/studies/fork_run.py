@@ -215,7 +215,7 @@ class _Counts:
     def __init__(self, model, optimizer, arm, sites):
         self.arm, self.optimizer, self.handle, self.local = arm, optimizer, None, None
         self.bits, self.n_bytes, self.n_steps, self.levels, self.coherence = [], 0, 0, {}, {}
-        self.sizes = {name: p.numel() for name, p in model.named_parameters()}
+        self.sizes = {name.removeprefix("module."): p.numel() for name, p in model.named_parameters()}
         n = sum(p.numel() for p in model.parameters())
         layers = sum(p.numel() for name, p in model.named_parameters() if ".layer." in name)
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -263,7 +263,7 @@ class _Counts:
         self.n_bytes += stats["bytes_sent"]
         self.bits.append(stats["bits_per_param"])
         for name, level in self.handle.state.schedule.levels().items():
-            changes = self.levels.setdefault(name, {"n": self.sizes.get(name, 0), "changes": []})["changes"]
+            changes = self.levels.setdefault(name, {"n": self.sizes[name], "changes": []})["changes"]
             if not changes or changes[-1][1] != level:
                 changes.append([step, level])
 
@@ -271,7 +271,6 @@ class _Counts:
         if self.local is not None:
             self.local.synchronize()
         elif self.handle is not None:
-            self.table = self.handle.table()
             self.handle.close()
 
     def row(self):
@@ -284,13 +283,15 @@ class _Counts:
         if self.local is None and not self.arm.get("compress", {}).get("parameters"):
             of_host += self.by_gathers
         found = {"bytes_of_host": round(of_host)}
-        if self.bits:
+        if self.local is not None:
+            found["bits"] = self.bits[-1]  # of all exchanges, in a step
+        if self.handle is not None:
             every = max(1, self.n_steps // 60)
             found |= {
-                "bits": sum(self.bits) / len(self.bits) if self.handle else self.bits[-1],
+                "bits": sum(self.bits) / len(self.bits),
                 "last_bits": self.bits[-1],
                 "bits_by_step": [[i + 1, round(self.bits[i], 3)] for i in range(0, len(self.bits), every)],
+                "levels": self.levels,
+                "coherence": self.coherence,
             }
-        if self.handle:
-            found |= {"levels": self.levels, "coherence": self.coherence, "table": self.table}
         return found
