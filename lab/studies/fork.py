@@ -27,7 +27,7 @@ if (ROOT / "build" / "libtagc.so").exists():
 
 import runner
 
-RATES = (1e-4, 3e-4)  # of dense; the others get the better one
+RATES = (3e-4, 1e-4)  # of dense; the others get the better one
 LORA_RATE = 1e-3
 # "compress": what compress() gets; "optimizer": whether it gets that, too; "local": what LocalSteps gets;
 # "lora": adapters alone are trained, under DDP, else it is FSDP2. "against": the arm it is held against.
@@ -75,10 +75,11 @@ def best_rate(rows):
     return min(losses, key=losses.get) if set(losses) == set(RATES) else None
 
 
-def next_job(rows, arms):
-    """The key of the first row that is missing; None where there is none."""
+def next_job(rows, arms, rate=None):
+    """The key of the first row that is missing; None where there is none. rate: of the arms that have none of
+    their own, until it is known which one is better."""
     done = {(row["arm"], row["rate"], row["seed"]) for row in rows}
-    rate = best_rate(rows)
+    rate = best_rate(rows) or rate
     jobs = [("dense", each, 1) for each in RATES]
     if rate is not None:
         jobs += [(name, arm.get("rate", rate), 1) for name, arm in ARMS.items()]
@@ -113,7 +114,7 @@ def run_missing(args):
     about = {"setting": SETTING, "text": text}
     if found["rows"] and any(found[name] != about[name] for name in about):
         raise SystemExit(f"fork.py: {args.json} has rows of another setting or text: give another --json")
-    while time.monotonic() < end and (job := next_job(found["rows"], args.arms)):
+    while time.monotonic() < end and (job := next_job(found["rows"], args.arms, args.rate)):
         print(f"{job} ...", flush=True)
         begin = time.monotonic()
         row = fork_run.run(job, ARMS[job["arm"]], SETTING, folder, tokens)
@@ -245,6 +246,9 @@ def main():
         "--arms", nargs="+", default=list(ARMS), choices=ARMS, metavar="ARM", help="only these"
     )
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after that; 0: run nothing")
+    parser.add_argument(
+        "--rate", type=float, help="of the arms until dense has been run at both of its rates"
+    )
     args = parser.parse_args()
     if args.minutes > 0:
         run_missing(args)
