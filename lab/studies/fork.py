@@ -76,14 +76,14 @@ def best_rate(rows):
 
 
 def next_job(rows, arms, rate=None):
-    """The key of the first row that is missing; None where there is none. rate: of the arms that have none of
-    their own, until it is known which one is better."""
+    """The key of the first row that is missing; None where there is none. arms: those that may be run. rate: at
+    which they are run first, in that order, before it is known which rate is the better one."""
     done = {(row["arm"], row["rate"], row["seed"]) for row in rows}
-    rate = best_rate(rows) or rate
-    jobs = [("dense", each, 1) for each in RATES]
-    if rate is not None:
-        jobs += [(name, arm.get("rate", rate), 1) for name, arm in ARMS.items()]
-        jobs += [(name, rate, seed) for seed in (2, 3) for name in OF_README]
+    jobs = [(name, ARMS[name].get("rate", rate), 1) for name in arms] if rate else []
+    jobs += [("dense", each, 1) for each in RATES]
+    if best := best_rate(rows):
+        jobs += [(name, arm.get("rate", best), 1) for name, arm in ARMS.items()]
+        jobs += [(name, best, seed) for seed in (2, 3) for name in OF_README]
     for job in jobs:
         if job not in done and job[0] in arms:
             return dict(zip(("arm", "rate", "seed"), job))
@@ -246,9 +246,7 @@ def main():
         "--arms", nargs="+", default=list(ARMS), choices=ARMS, metavar="ARM", help="only these"
     )
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after that; 0: run nothing")
-    parser.add_argument(
-        "--rate", type=float, help="of the arms until dense has been run at both of its rates"
-    )
+    parser.add_argument("--rate", type=float, help="at which --arms are run first, in their order")
     args = parser.parse_args()
     if args.minutes > 0:
         run_missing(args)
