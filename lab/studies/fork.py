@@ -76,8 +76,8 @@ def best_rate(rows):
 
 
 def next_job(rows, arms, rate=None):
-    """The key of the first row that is missing; None where there is none. arms: those that may be run. rate: at
-    which they are run first, in that order, before it is known which rate is the better one."""
+    """The key of the first row that is missing; None where there is none. arms: those that may be run. rate:
+    at which they are run first, in that order, before it is known which rate is the better one."""
     done = {(row["arm"], row["rate"], row["seed"]) for row in rows}
     jobs = [(name, ARMS[name].get("rate", rate), 1) for name in arms] if rate else []
     jobs += [("dense", each, 1) for each in RATES]
