@@ -76,6 +76,11 @@ def best_rate(rows):
     return min(losses, key=losses.get) if set(losses) == set(RATES) else None
 
 
+def shown_rate(rows):
+    """The better rate of dense; until both have been run, the first."""
+    return best_rate(rows) or RATES[0]
+
+
 def next_job(rows, arms, rate=None):
     """The key of the first row that is missing; None where there is none. arms: those that may be run. rate:
     at which they are run first, in that order, before it is known which rate is the better one."""
@@ -132,7 +137,7 @@ def run_missing(args):
 def above(rows, name):
     """{seed: how far the loss of an arm is above that of the arm it is held against}"""
     other = ARMS[name].get("against", "dense")
-    rates = {arm: ARMS[arm].get("rate", best_rate(rows)) for arm in (name, other)}
+    rates = {arm: ARMS[arm].get("rate", shown_rate(rows)) for arm in (name, other)}
     losses = {
         arm: {row["seed"]: row["loss"] for row in rows if (row["arm"], row["rate"]) == (arm, rates[arm])}
         for arm in rates
@@ -152,7 +157,7 @@ def table(found):
     for name, arm in ARMS.items():
         for rate in sorted({row["rate"] for row in rows if row["arm"] == name}):
             own = [row for row in rows if (row["arm"], row["rate"]) == (name, rate)]
-            is_shown = rate == arm.get("rate", best_rate(rows))
+            is_shown = rate == arm.get("rate", shown_rate(rows))
             gaps = list(above(rows, name).values()) if is_shown and name != "dense" else []
             whom = " LoRA's" if "against" in arm else ""
             bits = [row["bits"] for row in own if "bits" in row]
@@ -169,9 +174,11 @@ def table(found):
                 ", ".join(sorted({row["cpu"] for row in own})),
             ]
             lines.append(f"| {' | '.join(cells)} |")
-    missing = next_job(rows, ARMS)
     lines.append("")
-    lines.append(f"Missing, to begin with: {missing}." if missing else "Nothing is missing.")
+    if not best_rate(rows):
+        lines.append("Dense has been run at one rate only.")
+    missing = next_job(rows, ARMS)
+    lines.append(f"Unfinished; the next row: {missing}." if missing else "Nothing is missing.")
     return "\n".join(lines) + "\n"
 
 
@@ -179,62 +186,68 @@ def shares(row, steps):
     """[{step, level, share of the compressed and mild values at that level}] of a row."""
     n_all = sum(one["n"] for one in row["levels"].values())
     found = []
-    for step in range(1, steps + 1, 5):
+    for step in [*range(1, steps, 5), steps]:
         at = dict.fromkeys(LEVELS, 0)
         for one in row["levels"].values():
             level = [level for since, level in one["changes"] if since <= step][-1]
             at[LEVELS[level]] += one["n"] / n_all
-        found += [{"step": step, "level": level, "share": share} for level, share in at.items() if share]
+        found += [{"step": step, "level": level, "share": share} for level, share in at.items()]
     return found
 
 
 def draw(found, path):
-    """Loss above dense over the run, bits over the run, and which share of the values is at which level."""
+    """Loss above dense over the run, bits over the run, and which share of the values is at which level; of
+    the first seed."""
     import altair as alt
 
     from tagc.report import pictures
 
-    rows, rate = [row for row in found["rows"] if row["seed"] == 1], best_rate(found["rows"])
-    of = {row["arm"]: row for row in rows if row["rate"] == ARMS[row["arm"]].get("rate", rate)}
-    losses, bits = [], []
+    steps, rate = found["setting"]["steps"], shown_rate(found["rows"])
+    of = {
+        row["arm"]: row
+        for row in found["rows"]
+        if row["seed"] == 1 and row["rate"] == ARMS[row["arm"]].get("rate", rate)
+    }
+    losses = {name: row["losses"] | {str(steps): row["loss"]} for name, row in of.items()}
+    gaps, bits = [], []
     for name, row in of.items():
-        if "lora" not in ARMS[name]:
-            ends = row["losses"] | {str(found["setting"]["steps"]): row["loss"]}
-            losses += [
-                {"arm": name, "step": int(step), "loss": loss} for step, loss in ends.items() if int(step)
-            ]
-        if "bits_by_step" in row:
-            bits += [{"arm": name, "step": step, "bits": value} for step, value in row["bits_by_step"]]
-    names = [name for name in ARMS if name in of]
-    colours = ("#222222", "#56b4e9", "#0072b2", "#009e73", "#8a8f98", "#d55e00", "#e69f00")
-    colour = alt.Color(
-        "arm:N",
-        title=None,
-        scale=alt.Scale(domain=names, range=[colours[list(ARMS).index(name)] for name in names]),
-        legend=alt.Legend(orient="bottom", columns=4),
-    )
-    step = alt.X("step:Q", title="step")
-    lines = alt.Chart(alt.Data(values=losses)).mark_line(point=True)
-    sent = alt.Chart(alt.Data(values=bits)).mark_line()
+        other = losses.get(ARMS[name].get("against", "dense"), {})
+        gaps += [
+            {"arm": name, "step": int(step), "gap": 100 * (loss / other[step] - 1)}
+            for step, loss in losses[name].items()
+            if name not in ("dense", "LoRA") and step in other
+        ]
+        bits += [{"arm": name, "step": step, "bits": value} for step, value in row.get("bits_by_step", ())]
+    names = [name for name in ARMS if name in {point["arm"] for point in gaps + bits}]
+    colours = dict(zip(ARMS, ("#222222", "#56b4e9", "#0072b2", "#009e73", "#8a8f98", "#d55e00", "#e69f00")))
+    scale = alt.Scale(domain=names, range=[colours[name] for name in names])
+    x = alt.X("step:Q", title="step").scale(domain=[0, steps])
+    legend = alt.Legend(orient="bottom", columns=2)
     parts = [
-        lines.encode(x=step, color=colour, y=alt.Y("loss:Q", title="held-out loss").scale(zero=False)),
-        sent.encode(x=step, color=colour, y=alt.Y("bits:Q", title="bits per parameter of gradients")),
+        alt.Chart(alt.Data(values=gaps))
+        .mark_line(point=True)
+        .encode(
+            x=x,
+            y=alt.Y("gap:Q", title="held-out loss above dense, %"),
+            color=alt.Color("arm:N", title=None, scale=scale, legend=legend),
+        ),
+        alt.Chart(alt.Data(values=bits))
+        .mark_line()
+        .encode(
+            x=x,
+            y=alt.Y("bits:Q", title="bits per parameter of gradients"),
+            color=alt.Color("arm:N", scale=scale, legend=None),
+        ),
     ]
     if "with the optimizer" in of:
-        at = shares(of["with the optimizer"], found["setting"]["steps"])
-        levels = alt.Color(
-            "level:N",
-            title="level, with the optimizer",
-            scale=alt.Scale(domain=list(LEVELS[1:]), range=["#bcbcbc", "#7fb2d9", "#0072b2"]),
-            legend=alt.Legend(orient="bottom"),
+        domain = alt.Scale(domain=list(LEVELS[1:]), range=["#bcbcbc", "#7fb2d9", "#0072b2"])
+        level = alt.Color(
+            "level:N", title="level, with the optimizer", scale=domain, legend=alt.Legend(orient="bottom")
         )
         y = alt.Y("share:Q", title="share of the compressed values").scale(domain=[0, 1])
-        parts.append(
-            alt.Chart(alt.Data(values=at))
-            .mark_area(interpolate="step-after")
-            .encode(x=step, y=y, color=levels)
-        )
-    parts = [part.properties(width=300, height=220) for part in parts]
+        at = alt.Chart(alt.Data(values=shares(of["with the optimizer"], steps)))
+        parts.append(at.mark_area(interpolate="step-after").encode(x=x, y=y, color=level))
+    parts = [part.properties(width=290, height=220) for part in parts]
     chart = alt.hconcat(*parts).resolve_scale(color="independent").configure_view(stroke=None)
     path.write_text(pictures.as_svg(chart.to_dict()) + "\n")
 

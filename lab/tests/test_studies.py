@@ -117,6 +117,17 @@ def test_forks_are_held_against_dense_of_their_seed():
     rows += fork_rows(("LoRA", 1e-3, 1), ("LoRA, with the optimizer", 1e-3, 1))
     rows[-1]["loss"] = 0.98 * rows[-2]["loss"]
     assert fork.above(rows, "LoRA, with the optimizer") == {1: pytest.approx(-0.02)}
+    assert fork.above(rows[1:], "one line") == fork.above(rows, "one line")  # the other rate is not there yet
+
+
+def test_shares_of_levels_follow_their_changes():
+    import fork
+
+    levels = {"a": {"n": 3, "changes": [[1, 1], [6, 3]]}, "b": {"n": 1, "changes": [[1, 1], [9, 2]]}}
+    found = {(row["step"], row["level"]): row["share"] for row in fork.shares({"levels": levels}, 12)}
+    assert [found[step, "every"] for step in (1, 6, 11, 12)] == [1, 0.25, 0, 0]
+    assert [found[step, "last"] for step in (1, 6, 11, 12)] == [0, 0.75, 0.75, 0.75]
+    assert found[12, "largest"] == 0.25
 
 
 def fork_documents():
