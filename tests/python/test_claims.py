@@ -221,12 +221,13 @@ def entropy(p):
 
 
 def test_bits_of_the_table_of_choices():
-    """By the formulas: positions as sites.md has them, a scale of 16 bits for 128 values of a gradient and for 256
-    of a parameter, two bits of index and 32 for a value that any rank kept. tests/exchange/test_volume.c and
-    tests/cli/test_cli_wire.sh count what is sent."""
+    """By formulas: positions as sites.md has them, a scale of 16 bits for 128 values of a gradient and for
+    256 of a parameter, two bits of index and 32 for a value that any rank kept. tests/exchange/test_volume.c
+    and tests/cli/test_cli_wire.sh count what is sent."""
     text = (ROOT / "docs/guide/choosing.md").read_text()
     rows = [row.split(" | ") for row in split(next(p for p in paragraphs_of(text) if "what is sent" in p))]
-    said = {row[-2].strip("| "): [float(n) for n in re.findall(r"[\d.]+(?= /|$| per)", row[-1])] for row in rows}
+    figures = r"[\d.]+(?= /|$| per)"
+    said = {row[-2].strip("| "): list(map(float, re.findall(figures, row[-1]))) for row in rows}
 
     def direct(p, bits):
         return 1.09 * entropy(p) + p * (bits + 1 / 8)
@@ -269,8 +270,8 @@ def test_what_comes_first():
 
 
 def test_sentences_are_found():
-    page = "# A\n\nOne two *three*. `x y`: Six [seven eight](nine.md) ten.\n\n| a b c |\n\n- **X.** Yes we do.\n"
-    assert sentences_of(page) == ["One two three.", "Six seven eight ten.", "Yes we do."]
+    page = "# A\n\nOne two *three*. `x y`: Six [seven](nine.md) ten.\n\n| a b c |\n\n- **X.** Yes we do.\n"
+    assert sentences_of(page) == ["One two three.", "Six seven ten.", "Yes we do."]
 
 
 def test_what_nothing_holds_is_found(monkeypatch):

@@ -108,7 +108,8 @@ def test_options(tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
         main.main(["run", "--help"])
     said = capsys.readouterr().out
-    assert not end.value.code and all(f"--{name.replace('_', '-')} " in said for name in options.of_compress())
+    assert not end.value.code
+    assert all(f"--{name.replace('_', '-')} " in said for name in options.of_compress())
     assert main.main(["run", "nowhere.py"]) == 1
     assert main.main(["run", "-m", "nowhere.at_all"]) == 1
 
@@ -116,7 +117,9 @@ def test_options(tmp_path, capsys):
 def test_options_of_a_file(tmp_path):
     (tmp_path / "options.json").write_text('{"sparsity": 0.5, "mild-sparsity": 0.4, "rules": {"*": "mild"}}')
     if sys.version_info >= (3, 11):
-        (tmp_path / "options.toml").write_text('sparsity = 0.5\nmild-sparsity = 0.4\nrules = {"*" = "mild"}\n')
+        (tmp_path / "options.toml").write_text(
+            'sparsity = 0.5\nmild-sparsity = 0.4\nrules = {"*" = "mild"}\n'
+        )
         assert options.of_file(f"{tmp_path}/options.toml") == options.of_file(f"{tmp_path}/options.json")
     text = ran(tmp_path, (*TRIAL, "--options", "options.json", "--mild", "int8"), "ddp.py")
     assert "mild: direct, 40 % zero, int8" in text, text
