@@ -1,0 +1,17 @@
+"""The cells of test_two_at_once.py that its sample leaves out."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import ranks
+from cells import SHAPES
+from test_two_at_once import all_cells, run_cells, sample
+
+TIMEOUT_S = 500
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_rest(shape):
+    rest = [cell for cell in all_cells(shape) if cell not in sample(shape)]
+    assert rest
+    ranks.run(run_cells, SHAPES[shape], rest, timeout_s=TIMEOUT_S)
