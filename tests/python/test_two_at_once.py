@@ -1,7 +1,7 @@
-"""Two at once: handles, models, optimizers, groups, threads, and the collectives of the user in the middle of
-a pass, in every wrapper. Each row of JOBS is such a training. It runs with tagc and by torch alone, which must
-give the same gradients; or, with values that are chosen and rounded, both models beside each other and each
-alone, which must give the same bits."""
+"""Two at once: handles, models, optimizers, groups, threads, and the user's own collectives in the middle of
+a pass, in every wrapper. Each row of JOBS is such a training. It runs with tagc and by torch alone, which
+must give the same gradients; or, with values that are chosen and rounded, both models beside each other and
+each alone, which must give the same bits."""
 
 import threading
 import time
