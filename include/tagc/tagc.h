@@ -500,8 +500,9 @@ TAGC_API tagc_status tagc_reducer_set_steps(tagc_reducer *reducer, uint64_t n_st
 /* Save and load this rank's residual, as it is stored, and the number of steps, as bytes with a header and a checksum
  * (docs/reference/wire-format.md). Do not call them between _begin and _end. Every rank saves its own, and loads it. _load accepts what
  * _save wrote on the same rank of as many, for the same n_elems, tag, output and ranks_per_host. Otherwise TAGC_ERR_MISMATCH says what
- * differs, and the residual stays. So ranks notice it if all of them get the bytes of one. Without a tag, units of one size cannot be
- * told apart. If options.residual was another one, values are stored anew, as by _set_residual.
+ * differs, and the residual stays. So ranks notice it if all of them get the bytes of one. Without a tag, units of one size are told apart by
+ * the order in which the comm's reducers of that size and without a tag were made; to depend on no order, give each a tag (below
+ * UINT64_MAX - 65536). If options.residual was another one, values are stored anew, as by _set_residual.
  *
  * For other ranks than before, add up what _get_residual gives, and spread it with _set_residual. */
 TAGC_API uint64_t tagc_reducer_state_bytes(const tagc_reducer *reducer);
