@@ -204,9 +204,10 @@ TAGC_API void tagc_comm_bytes(const tagc_comm *comm, uint64_t *sent, uint64_t *r
 /* Returns 1 if no transfer is in progress. */
 TAGC_API int tagc_comm_is_idle(const tagc_comm *comm);
 
-/* Collective, blocking. Writes the n_bytes of every rank, in rank order, to recv (W, n_bytes). Its bytes count as
+/* Collective, blocking. Writes the n_bytes of every rank, in rank order, to recv (n_recv_bytes), which is (W, n_bytes). Its bytes count as
  * TAGC_LEG_CONTROL. */
-TAGC_API tagc_status tagc_comm_all_gather(tagc_comm *comm, const void *send, size_t n_bytes, void *recv);
+TAGC_API tagc_status tagc_comm_all_gather(tagc_comm *comm, const void *send, size_t n_bytes, void *recv,
+                                          size_t n_recv_bytes);
 
 /* Collective, blocking. Returns after every rank has called it. */
 TAGC_API tagc_status tagc_comm_barrier(tagc_comm *comm);

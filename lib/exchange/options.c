@@ -539,7 +539,7 @@ static tagc_status agree(tagc_comm *comm, tagc_status local, const tagc_field *f
         tagc_comm_abort(comm, "no memory for the options of all ranks");
         return status;
     }
-    status = tagc_comm_all_gather(comm, own, sizeof *own, reports);
+    status = tagc_comm_all_gather(comm, own, sizeof *own, reports, (size_t)world_size * sizeof *own);
     if (status == TAGC_OK) status = compare_reports(comm, fields, n_fields, reports);
     if (status == TAGC_OK) tagc_identity_open(comm, identity, ((const report *)reports)->claim);
     tagc_memory_destroy(reports);

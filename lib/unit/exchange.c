@@ -521,7 +521,8 @@ static tagc_status spread(tagc_model *model, const tagc_model_part *part) {
         char *all = model->spread + SPREAD_BYTES;
         n = n_place - at < most ? n_place - at : most;
         tagc_part_read_sums(part, own + at, n, model->spread);
-        TAGC_TRY(tagc_comm_all_gather_as(model->within, TAGC_LEG_RESULT, model->spread, n * width, all));
+        TAGC_TRY(tagc_comm_all_gather_as(model->within, TAGC_LEG_RESULT, model->spread, n * width, all,
+                                         (size_t)model->n_places * n * width));
         for (int place = 0; place < model->n_places; place++)
             if (place != model->place)
                 tagc_part_write(part, (uint64_t)place * n_place + at, n, model->options.sum,

@@ -117,7 +117,7 @@ tagc_status tagc_agree_over(tagc_comm *comm, tagc_status status) {
         return TAGC_ERR_MEMORY;
     }
     all = memory;
-    tagc_status agreed = tagc_comm_all_gather(comm, &mine, sizeof mine, all);
+    tagc_status agreed = tagc_comm_all_gather(comm, &mine, sizeof mine, all, (size_t)n * sizeof *all);
     for (int rank = 0; agreed == TAGC_OK && rank < n; rank++) {
         if (all[rank].status == TAGC_OK) continue;
         all[rank].text[sizeof all[rank].text - 1] = 0;
@@ -147,7 +147,7 @@ static tagc_status compare_over(tagc_comm *comm, uint64_t sum, uint64_t *run, co
     if (n == 1) return TAGC_OK;
     TAGC_TRY(tagc_memory_create((size_t)n * sizeof own, "checksums of all ranks", &memory));
     const rank_about *all = memory;
-    tagc_status status = tagc_comm_all_gather(comm, &own, sizeof own, memory);
+    tagc_status status = tagc_comm_all_gather(comm, &own, sizeof own, memory, (size_t)n * sizeof own);
     *run = all[0].run;
     for (int rank = 0; status == TAGC_OK && rank < n; rank++)
         if (all[rank].sum != all[0].sum)
