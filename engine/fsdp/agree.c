@@ -27,7 +27,7 @@ tagc_status tagc_agree(tagc_comm *comm, tagc_status status) {
     for (int rank = 0; agreed == TAGC_OK && rank < world_size; rank++) {
         if (all[rank].status == TAGC_OK) continue;
         all[rank].text[TAGC_ERROR_TEXT_BYTES - 1] = 0;
-        agreed = tagc_fail((tagc_status)all[rank].status, "rank %d: %s", rank, all[rank].text);
+        agreed = tagc_fail(tagc_status_told(all[rank].status), "rank %d: %s", rank, all[rank].text);
     }
     free(all);
     return agreed;

@@ -502,9 +502,7 @@ static tagc_status compare_reports(const tagc_comm *comm, const tagc_field *fiel
         char text[sizeof reports[r].text];
         memcpy(text, reports[r].text, sizeof text);
         text[sizeof text - 1] = 0;
-        tagc_status status =
-            reports[r].status <= TAGC_LAST_STATUS ? (tagc_status)reports[r].status : TAGC_ERR_CORRUPT;
-        return tagc_fail(status, "rank %d: %s", tagc_comm_name(comm, r), text);
+        return tagc_fail(tagc_status_told(reports[r].status), "rank %d: %s", tagc_comm_name(comm, r), text);
     }
     const tagc_own_options *own = fields == reducer_fields ? own_options_of(exchange_in(&reports[0])) : NULL;
     for (int r = 1; r < world_size; r++) {

@@ -121,9 +121,10 @@ tagc_status tagc_agree_over(tagc_comm *comm, tagc_status status) {
     for (int rank = 0; agreed == TAGC_OK && rank < n; rank++) {
         if (all[rank].status == TAGC_OK) continue;
         all[rank].text[sizeof all[rank].text - 1] = 0;
-        agreed = rank == tagc_comm_rank(comm) ? tagc_fail((tagc_status)all[rank].status, "%s", all[rank].text)
-                                              : tagc_fail((tagc_status)all[rank].status, "rank %d: %.480s",
-                                                          tagc_comm_name(comm, rank), all[rank].text);
+        tagc_status told = tagc_status_told(all[rank].status);
+        agreed = rank == tagc_comm_rank(comm)
+                     ? tagc_fail(told, "%s", all[rank].text)
+                     : tagc_fail(told, "rank %d: %.480s", tagc_comm_name(comm, rank), all[rank].text);
     }
     tagc_memory_destroy(memory);
     return agreed;

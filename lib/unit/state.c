@@ -414,10 +414,14 @@ static tagc_status spread_schedule(tagc_model *model, const saved_files *taken, 
     void *memory = NULL;
     tagc_status made = check_schedule_bytes(model, n);
     if (made == TAGC_OK) made = tagc_memory_create((n_hosts + 1) * (size_t)n, "a saved schedule", &memory);
-    TAGC_TRY(tagc_model_agree(model, made));
+    tagc_status status = tagc_model_agree(model, made);
+    if (status != TAGC_OK) { /* perhaps another rank's */
+        tagc_memory_destroy(memory);
+        return status;
+    }
     char *all = memory, *own = all + n_hosts * n;
     if (model->host == 0) memcpy(own, taken->files[0].schedule, n);
-    tagc_status status = tagc_comm_all_gather(model->between, own, n, all, n_hosts * n);
+    status = tagc_comm_all_gather(model->between, own, n, all, n_hosts * n);
     if (status == TAGC_OK) status = tagc_schedule_load(model->schedule, all, n, 0, NULL, NULL);
     tagc_memory_destroy(memory);
     return status;
