@@ -536,8 +536,11 @@ tagc_status tagc_reducer_begin_fed(tagc_reducer *r) {
     return begin(r, NULL, NULL, 0);
 }
 
-tagc_status tagc_reducer_begin_ahead(tagc_reducer *r, const void *gradient, float *output) {
+tagc_status tagc_reducer_begin_ahead(tagc_reducer *r, const void *gradient, float *output,
+                                     tagc_status failure, const char *text) {
     if (r->now.begun) return tagc_fail(TAGC_ERR_STATE, "a step of this reducer is under way, end it first");
+    r->now.refused = failure;
+    if (failure != TAGC_OK) snprintf(r->now.failure_text, sizeof r->now.failure_text, "%s", text);
     return begin(r, gradient, output, 1);
 }
 

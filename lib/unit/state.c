@@ -62,6 +62,16 @@ static tagc_status put_schedule(writer *w, const tagc_model *model, size_t n) {
     return status;
 }
 
+static void put_from_device(writer *w, const tagc_reducer *r, uint64_t n_body) {
+    void *bytes;
+    size_t n = TAGC_WIRE_HEADER_BYTES + (size_t)n_body;
+    tagc_status status = tagc_memory_create(n, "a part's state", &bytes);
+    if (status == TAGC_OK) status = tagc_reducer_state_save(r, bytes, n);
+    if (w->status == TAGC_OK) w->status = status;
+    put(w, bytes, n);
+    tagc_memory_destroy(bytes);
+}
+
 static void put_part(writer *w, const tagc_model_part *part) {
     char header[TAGC_WIRE_HEADER_BYTES] = {0};
     const void *body = NULL;
@@ -69,9 +79,13 @@ static void put_part(writer *w, const tagc_model_part *part) {
     put_number(w, part->n_members);
     put_number(w, part->width);
     put_number(w, sizeof header + n_body);
-    if (w->write) tagc_reducer_state_view(part->reducer, header, &body, &n_body);
-    put_bytes(w, header, sizeof header);
-    put(w, body, (size_t)n_body);
+    if (w->write && part->is_there)
+        put_from_device(w, part->reducer, n_body);
+    else {
+        if (w->write) tagc_reducer_state_view(part->reducer, header, &body, &n_body);
+        put_bytes(w, header, sizeof header);
+        put(w, body, (size_t)n_body);
+    }
     for (uint32_t i = 0; i < part->n_members; i++) {
         const tagc_member *t = &part->model->tensors[part->members[i]];
         put_number(w, t->n_elems);
