@@ -68,7 +68,7 @@ static tagc_status agree_over(const tagc_unit *unit, int c, const tagc_unit_step
     int64_t mine[TAGC_UNIT_WORDS];
     memcpy(mine, step->words, sizeof mine);
     mine[0] = (mine[0] & ~(int64_t)STATUS_MASK) | (int64_t)failure;
-    TAGC_TRY(tagc_comm_all_gather(comm, mine, sizeof mine, unit->everyone));
+    TAGC_TRY(tagc_comm_all_gather(comm, mine, sizeof mine, unit->everyone, (size_t)n_ranks * sizeof mine));
     for (int r = 0; r < n_ranks; r++) /* all but the vote */
         is_agreed &= !memcmp(unit->everyone[r], mine, sizeof mine - sizeof mine[0]);
     if (is_agreed) return TAGC_OK;
@@ -76,7 +76,7 @@ static tagc_status agree_over(const tagc_unit *unit, int c, const tagc_unit_step
     snprintf(own.what, sizeof own.what, "%s", unit->what);
     snprintf(own.text, sizeof own.text, "%s", failure == TAGC_OK ? step->text : text);
     TAGC_TRY(tagc_memory_create((size_t)n_ranks * sizeof *all, "what ranks say", (void **)&all));
-    tagc_status status = tagc_comm_all_gather(comm, &own, sizeof own, all);
+    tagc_status status = tagc_comm_all_gather(comm, &own, sizeof own, all, (size_t)n_ranks * sizeof *all);
     for (int r = 0; r < n_ranks; r++) all[r].what[TAGC_WHAT_BYTES - 1] = all[r].text[SAID_BYTES - 1] = 0;
     if (status == TAGC_OK) status = explain(unit, comm, all);
     tagc_memory_destroy(all);

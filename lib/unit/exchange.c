@@ -420,7 +420,11 @@ tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_
     size_t parts_bytes = tagc_aligned(unit->n_members * sizeof **parts);
     tagc_status status =
         tagc_memory_create(parts_bytes + 2 * unit->n_members * sizeof(uint32_t), "parts of a unit", &memory);
-    TAGC_TRY(tagc_model_agree(model, status));
+    status = tagc_model_agree(model, status);
+    if (status != TAGC_OK) { /* perhaps another rank's */
+        tagc_memory_destroy(memory);
+        return status;
+    }
     group(model, unit, memory, (uint32_t *)(void *)((char *)memory + parts_bytes), n_parts);
     *parts = memory;
     unit->is_there = wants_kernels(unit);
@@ -454,6 +458,7 @@ tagc_status tagc_unit_check_pieces(tagc_model *model, uint32_t unit, const tagc_
     for (uint32_t i = 0; i < model->units[unit].n_members; i++) {
         tagc_member *t = &model->tensors[model->units[unit].members[i]];
         *(is_sum ? &t->n_sums : &t->n_gradients) = 0;
+        *(is_sum ? &t->first_sum : &t->first_gradient) = 0;
     }
     if (n > 0 && !pieces) return tagc_fail(TAGC_ERR_ARGUMENT, "%s is NULL, and has %zu pieces", what, n);
     for (size_t i = 0; i < n; i++) {
@@ -627,7 +632,8 @@ static tagc_status spread(tagc_model *model, const tagc_model_part *part) {
         char *all = model->spread + SPREAD_BYTES;
         n = n_place - at < most ? n_place - at : most;
         tagc_part_read_sums(part, own + at, n, model->spread);
-        TAGC_TRY(tagc_comm_all_gather_as(model->within, TAGC_LEG_RESULT, model->spread, n * width, all));
+        TAGC_TRY(tagc_comm_all_gather_as(model->within, TAGC_LEG_RESULT, model->spread, n * width, all,
+                                         (size_t)model->n_places * n * width));
         for (int place = 0; place < model->n_places; place++)
             if (place != model->place)
                 tagc_part_write(part, (uint64_t)place * n_place + at, n, model->options.sum,
@@ -697,9 +703,9 @@ static void take_pieces(tagc_model *model, uint32_t number, const tagc_piece *gr
     note(unit, tagc_unit_check_pieces(model, number, sums, n_sums, "sums", 1));
     if (unit->status == TAGC_OK && model->within && model->options.summed)
         note(unit, check_places(model, gradients, n_gradients));
-    unit->gradients = gradients;
+    unit->gradients = tagc_pieces_of(gradients);
     unit->n_gradients = n_gradients;
-    unit->sums = sums;
+    unit->sums = tagc_pieces_of(sums);
     unit->n_sums = n_sums;
 }
 
@@ -759,7 +765,7 @@ tagc_status tagc_model_begin_failed(tagc_model *model, uint32_t number, tagc_sta
     tagc_model_unit *unit = &model->units[number];
     (void)tagc_unit_check_pieces(model, number, NULL, 0, "gradients", 0);
     (void)tagc_unit_check_pieces(model, number, NULL, 0, "sums", 1);
-    unit->gradients = unit->sums = NULL;
+    unit->gradients = unit->sums = tagc_pieces_of(NULL);
     unit->n_gradients = unit->n_sums = 0;
     unit->status = failure;
     snprintf(unit->text, sizeof unit->text, "%s", text ? text : "");

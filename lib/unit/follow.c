@@ -250,7 +250,7 @@ tagc_status tagc_model_take_full(tagc_model *model, uint32_t number, uint32_t *n
 static tagc_status add_over(tagc_comm *comm, double *own, double *pooled, size_t n) {
     size_t n_ranks = (size_t)tagc_comm_world_size(comm);
     if (n_ranks == 1) return TAGC_OK;
-    TAGC_TRY(tagc_comm_all_gather(comm, own, n * sizeof *own, pooled));
+    TAGC_TRY(tagc_comm_all_gather(comm, own, n * sizeof *own, pooled, n_ranks * n * sizeof *pooled));
     for (size_t i = 0; i < n; i++) {
         own[i] = 0;
         for (size_t rank = 0; rank < n_ranks; rank++) own[i] += pooled[rank * n + i];

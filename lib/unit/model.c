@@ -136,13 +136,14 @@ tagc_status tagc_agree_over(tagc_comm *comm, tagc_status status) {
         return TAGC_ERR_MEMORY;
     }
     all = memory;
-    tagc_status agreed = tagc_comm_all_gather(comm, &mine, sizeof mine, all);
+    tagc_status agreed = tagc_comm_all_gather(comm, &mine, sizeof mine, all, (size_t)n * sizeof *all);
     for (int rank = 0; agreed == TAGC_OK && rank < n; rank++) {
         if (all[rank].status == TAGC_OK) continue;
         all[rank].text[sizeof all[rank].text - 1] = 0;
-        agreed = rank == tagc_comm_rank(comm) ? tagc_fail((tagc_status)all[rank].status, "%s", all[rank].text)
-                                              : tagc_fail((tagc_status)all[rank].status, "rank %d: %.480s",
-                                                          tagc_comm_name(comm, rank), all[rank].text);
+        tagc_status told = tagc_status_told(all[rank].status);
+        agreed = rank == tagc_comm_rank(comm)
+                     ? tagc_fail(told, "%s", all[rank].text)
+                     : tagc_fail(told, "rank %d: %.480s", tagc_comm_name(comm, rank), all[rank].text);
     }
     tagc_memory_destroy(memory);
     return agreed;
@@ -166,7 +167,7 @@ static tagc_status compare_over(tagc_comm *comm, uint64_t sum, uint64_t *run, co
     if (n == 1) return TAGC_OK;
     TAGC_TRY(tagc_memory_create((size_t)n * sizeof own, "checksums of all ranks", &memory));
     const rank_about *all = memory;
-    tagc_status status = tagc_comm_all_gather(comm, &own, sizeof own, memory);
+    tagc_status status = tagc_comm_all_gather(comm, &own, sizeof own, memory, (size_t)n * sizeof own);
     *run = all[0].run;
     for (int rank = 0; status == TAGC_OK && rank < n; rank++)
         if (all[rank].sum != all[0].sum)

@@ -249,6 +249,11 @@ tagc_status tagc_unit_exchange(tagc_model_unit *unit, tagc_status failure, const
 /* What messages call an exchange of a unit. tensor: of it, a number. */
 enum { TAGC_LABEL_BYTES = 96 };
 void tagc_unit_label(const tagc_model *model, uint32_t unit, uint32_t tensor, char label[TAGC_LABEL_BYTES]);
+/* A list of pieces that may be empty, as one that pointers into it can be made of. */
+static inline const tagc_piece *tagc_pieces_of(const tagc_piece *pieces) {
+    static const tagc_piece none;
+    return pieces ? pieces : &none;
+}
 /* Checks a list of pieces, and notes where in it each tensor's are. */
 tagc_status tagc_unit_check_pieces(tagc_model *model, uint32_t unit, const tagc_piece *pieces, size_t n,
                                    const char *what, int is_sum);

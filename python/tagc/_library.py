@@ -314,7 +314,7 @@ _FUNCTIONS = {
     "tagc_native_destroy": ([c_void_p], None),
     "tagc_comm_is_idle": ([c_void_p], c_int),
     "tagc_comm_bytes": ([c_void_p, POINTER(c_uint64), POINTER(c_uint64), c_int], None),
-    "tagc_comm_all_gather": ([c_void_p, c_void_p, c_size_t, c_void_p], c_int),
+    "tagc_comm_all_gather": ([c_void_p, c_void_p, c_size_t, c_void_p, c_size_t], c_int),
     "tagc_comm_abort": ([c_void_p, c_char_p], None),
     "tagc_comm_failed_rank": ([c_void_p], c_int),
     "tagc_comm_destroy": ([c_void_p], None),
