@@ -65,7 +65,8 @@ typedef struct outcome {
     float *residual[N_TENSORS];
     size_t n_state;
     char state[STATE_BYTES];
-    uint32_t most_parts; /* of unit 2, which has one class */
+    double squares[N_UNITS * N_TENSORS * 2]; /* of gradient and residual, where a window became full last */
+    uint32_t most_parts;                     /* of unit 2, which has one class */
 } outcome;
 
 typedef struct shapes {
@@ -446,6 +447,15 @@ static void end(one_rank *own, uint32_t unit, int step) {
     memcpy(out->sent[step][unit], sent, sizeof sent);
     if (!own->queue) read_sums(&own->work[step][unit]);
     uint32_t n = tagc_model_n_parts(own->model, unit);
+    for (uint32_t p = 0; p < n; p++) {
+        tagc_model_part *part = &own->model->units[unit].parts[p];
+        double *squares = &out->squares[(unit * N_TENSORS + p) * 2];
+        if (part->n_full == 0) continue;
+        squares[0] = part->square;
+        EXPECT(own->m,
+               (part->is_there ? own->model->device->residual_square(part, &squares[1])
+                               : tagc_reducer_residual_square(part->reducer, &squares[1])) == TAGC_OK);
+    }
     if (unit == 2 && n > out->most_parts) out->most_parts = n;
 }
 
@@ -466,7 +476,7 @@ static void change_levels(one_rank *own, int step) {
         int is_further = (step / EACH + (int)k) % 3;
         p->now = p->next =
             is_further ? (is_further == 1 ? TAGC_LEVEL_LARGEST : TAGC_LEVEL_LAST) : TAGC_LEVEL_EVERY;
-        p->share = p->next_share = is_further ? 0.2 : 1;
+        p->share = p->next_share = is_further ? 0.25 : 1;
     }
     EXPECT(own->m, tagc_model_take_up(own->model) == TAGC_OK);
 }
@@ -516,11 +526,12 @@ static void body(member *m) {
     own->side = t->is_plain ? NO_DEVICE : t->sides[m->rank % 4];
     begins = 1;
     open_rank(own);
-    uint64_t n_residual = own->model ? residual_bytes(own) : 0, n_bytes = all_bytes(own);
+    uint64_t n_residual = own->model ? residual_bytes(own) : 0, n_bytes = own->model ? all_bytes(own) : 0;
     for (int step = 0; own->model && step < t->n_steps && !m->failure[0]; step++) {
         run_step(own, step);
         if (step == 0 && !t->prepares) n_bytes = all_bytes(own);
-        if (!t->gentle && !t->moves) EXPECT(m, all_bytes(own) == n_bytes); /* a step takes no memory */
+        if (!t->moves && (t->prepares || !t->gentle))
+            EXPECT(m, all_bytes(own) == n_bytes); /* no step takes memory */
     }
     if (own->model)
         EXPECT(m, residual_bytes(own) == n_residual); /* nor do parts that split and join, for these */
@@ -586,6 +597,13 @@ static void compare(const trial *t, int rank, const outcome *there, const outcom
             assert_true(fabs(a->sparsity - b->sparsity) < 1e-9);
         }
     }
+    int n_squares = 0;
+    for (int i = 0; i < N_UNITS * N_TENSORS * 2; i++) { /* sums in another order */
+        double a = there->squares[i], b = here->squares[i];
+        assert_true(fabs(a - b) <= 1e-12 * b);
+        n_squares += b > 0;
+    }
+    assert_true(!t->gentle || n_squares >= 4);
     if (t->failing || t->event == OTHER_ORDER) return;
     assert_int_equal(there->n_state, here->n_state);
 }
