@@ -222,7 +222,8 @@ static arrays arrays_of(const tagc_model_place *m, const tagc_piece *gradients, 
 }
 
 static int overlaps(const arrays *a) {
-    return a->input < a->output + a->out_bytes && a->output < a->input + a->in_bytes;
+    uintptr_t input = (uintptr_t)a->input, output = (uintptr_t)a->output;
+    return input < output + a->out_bytes && output < input + a->in_bytes;
 }
 
 static int lie_alike(const tagc_piece *a, const tagc_piece *b, size_t n, const char *a_base,
@@ -645,9 +646,9 @@ tagc_status tagc_model_prepare_on(tagc_model *model, uint32_t number, const tagc
     TAGC_TRY(tagc_unit_check_pieces(model, number, sums, n_sums, "sums", 1));
     tagc_model_unit *unit = &model->units[number];
     tagc_model_place *m = place_of(unit);
-    unit->gradients = gradients;
+    unit->gradients = tagc_pieces_of(gradients);
     unit->n_gradients = n_gradients;
-    unit->sums = sums;
+    unit->sums = tagc_pieces_of(sums);
     unit->n_sums = n_sums;
     tagc_status status = unit->is_there ? take_memory(m) : TAGC_OK;
     if (status == TAGC_OK) status = unit->is_there ? make_for_pieces(m) : remember(m);
