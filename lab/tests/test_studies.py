@@ -219,6 +219,34 @@ def test_ladder_is_run_from_the_small_sizes_on_at_the_better_rate_of_dense():
     assert "refutes the line" in ladder.said_of(rows) and "Nothing is missing" in ladder.table(rows)
 
 
+def test_ladder_stores_each_row_and_repeats_none(tmp_path, monkeypatch):
+    import argparse
+    import dataclasses
+
+    import corpus
+    import ladder
+    import numpy
+
+    for kind in ("train", "val"):
+        tokens = numpy.random.default_rng(1).zipf(1.5, 5000) % 256
+        tokens.astype(numpy.uint16).tofile(tmp_path / f"{kind}-256.bin")
+    small = dataclasses.replace(
+        ladder.SIZES["0.3 M"], n_layer=1, n_embd=32, n_head=2, n_positions=8, n_vocabulary=256, batch_size=2,
+        steps=4, warmup=1, eval_every=2, eval_tokens=1024, final_tokens=1024, seeds=(1,)
+    )  # fmt: skip
+    monkeypatch.setattr(ladder, "SIZES", {"0.3 M": small})
+    monkeypatch.setattr(ladder, "ARMS", {"dense": "dense", "tagc-all-optimizer": "every leg"})
+    monkeypatch.setattr(corpus, "make", lambda cache, n: {"n_tokens": n})
+    path = tmp_path / "ladder.json"
+    args = argparse.Namespace(json=path, cache=tmp_path, sizes=["0.3 M"], autocast=False, minutes=9)
+    ladder.run_missing(args)
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["arm"] for row in rows] == ["dense", "dense", "tagc-all-optimizer"]
+    assert all(4 < row["loss"] < 6 and row["bits"] > 0 for row in rows), rows
+    ladder.run_missing(args)
+    assert json.loads(path.read_text())["rows"] == rows
+
+
 def test_peers_are_reproduced_or_say_what_is_missing():
     import peers_verdict as peers
 
