@@ -34,7 +34,7 @@ if (ROOT / "build" / "libtagc.so").exists():
 
 import arms
 import corpus
-import pictures
+import drawing
 import runner
 import tables
 
@@ -99,7 +99,7 @@ def main():
             print("stopped: the same command goes on", flush=True)
     found = write()
     if not setting.n_hosts:
-        pictures.draw(found, stem)
+        drawing.draw(found, stem)
     print(stem.with_suffix(".md").read_text())
 
 
