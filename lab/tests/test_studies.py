@@ -1,6 +1,7 @@
 """What the programs in lab/studies refuse, by name, before they train; and that one trains."""
 
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -102,9 +103,10 @@ def test_forks_run_dense_first_and_then_what_readme_has():
     assert names[:2] == [("dense", 3e-4, 1), ("dense", 1e-4, 1)]
     assert fork.next_job([], ["one line"]) is None
     assert fork.next_job([], ["one line"], 3e-4) == {"arm": "one line", "rate": 3e-4, "seed": 1}
-    assert [name for name, *_ in names[2:8]] == [name for name in fork.ARMS if name != "dense"]
+    n = 1 + len(fork.ARMS)
+    assert [name for name, *_ in names[2:n]] == [name for name in fork.ARMS if name != "dense"]
     assert {rate for name, rate, _ in names[2:] if "LoRA" not in name} == {3e-4}
-    assert names[8:] == [(name, 3e-4, seed) for seed in (2, 3) for name in fork.OF_README]
+    assert names[n:] == [(name, 3e-4, seed) for seed in (2, 3) for name in fork.OF_README]
     assert fork.next_job(fork_rows(*names[:2]), ["LocalSteps"])["arm"] == "LocalSteps"
 
 
@@ -153,6 +155,9 @@ def fork_runs(rank, world_size, folder, tokens):
 
 def check_fork_rows(rows):
     first = {name: row["losses"][0] for name, row in rows.items()}  # "every leg" gathers bf16
+    preferred = [first.pop(name) for name in list(first) if "preferences" in name]
+    at_first = math.log(2) + 0.2 * first["dense"]  # the policy is the reference
+    assert preferred == pytest.approx([at_first, at_first], rel=1e-4), preferred
     assert first == pytest.approx(dict.fromkeys(first, first["dense"]), rel=1e-4), first
     assert all(row["loss"] < row["losses"][0] for row in rows.values()), rows
     sent = {name: row["bytes_of_host"] for name, row in rows.items()}
