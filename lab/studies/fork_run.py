@@ -3,7 +3,7 @@ machine; tagc is told which of them share a host."""
 
 import copy
 import hashlib
-import multiprocessing
+import json
 import os
 import pathlib
 import sys
@@ -25,6 +25,7 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("examples/pytorch", "python", 
 import corpus
 from fine_tune import masked
 from preference import BETA, SFT, Lora
+from train import in_ranks
 
 HOSTS, PER_HOST = 2, 2
 RANKS = HOSTS * PER_HOST
@@ -105,41 +106,22 @@ def made_text(cache, folder, length, documents):
 
 
 def run(job, arm, setting, folder, tokens):
-    """Returns the row of a run. Its ranks are processes of a server that has imported torch once."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "transformers", "fork_run"])
-    results = context.SimpleQueue()
+    """Returns the row of a run."""
     with tempfile.TemporaryDirectory() as scratch:
-        words = (results, f"{scratch}/store", job, arm, setting, str(folder), tokens)
-        ranks = [context.Process(target=_main, args=(rank, *words)) for rank in range(RANKS)]
-        for process in ranks:
-            process.start()
-        try:
-            row = None
-            while any(process.exitcode is None for process in ranks):
-                time.sleep(0.2)
-                if row is None and not results.empty():
-                    row = results.get()
-                if any(process.exitcode not in (None, 0) for process in ranks):
-                    break
-        finally:
-            for process in ranks:
-                if process.exitcode is None:
-                    process.terminate()
-                process.join()
-    if row is None or any(process.exitcode for process in ranks):
-        raise RuntimeError(f"{job}: ranks ended with {[process.exitcode for process in ranks]}")
-    return row
+        words = (scratch, job, arm, setting, str(folder), tokens)
+        in_ranks(_main, RANKS, words, str(job), ["transformers", "fork_run"])
+        return json.loads(pathlib.Path(scratch, "row.json").read_text())
 
 
-def _main(rank, results, store, *words):
+def _main(rank, scratch, *words):
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(store, RANKS), rank=rank, world_size=RANKS)
+    store = dist.FileStore(f"{scratch}/store", RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     row = one_run(*words)
-    dist.barrier()
     if rank == 0:
-        results.put(row)
+        pathlib.Path(scratch, "row.json").write_text(json.dumps(row))
+    dist.barrier()
     dist.destroy_process_group()
     sys.stdout.flush()
     os._exit(0)  # torch's threads may still hold what interpreters take apart

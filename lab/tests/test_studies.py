@@ -138,14 +138,19 @@ def fork_documents():
     yield from (("package", "1", 0, number == 2, words * 60) for number in range(4))
 
 
+def fork_setting():
+    import fork
+
+    return fork.SETTING | {
+        "steps": 6, "length": 16, "warmup": 2, "held_every": 3, "held": 8, "held_at_end": 16, "held_rows": 8
+    }  # fmt: skip
+
+
 def fork_runs(rank, world_size, folder, tokens):
     import fork
     import fork_run
 
-    setting = fork.SETTING | {
-        "steps": 6, "length": 16, "warmup": 2, "held_every": 3, "held": 8, "held_at_end": 16, "held_rows": 8
-    }  # fmt: skip
-    rows = {}
+    rows, setting = {}, fork_setting()
     for name, arm in fork.ARMS.items():
         arm = arm | {"local": {"every": 3}} if "local" in arm else arm
         rows[name] = fork_run.one_run({"arm": name, "rate": 1e-3, "seed": 1}, arm, setting, folder, tokens)
@@ -176,6 +181,9 @@ def test_forks_train(model, tmp_path):  # noqa: F811
     assert fork_run.made_text(tmp_path, model, 16, fork_documents()) == (tokens, about)
     assert about["packages"] == {"package": "1"} and about["n_tokens"]["held"] >= 256, about
     ranks.run(fork_runs, 4, model, tokens)
+    job = {"arm": "dense", "rate": 1e-3, "seed": 1}
+    row = fork_run.run(job, {}, fork_setting(), model, tokens)  # in processes of its own
+    assert job.items() <= row.items() and row["loss"] < row["losses"]["0"], row
 
 
 # ---- the ladder ----
