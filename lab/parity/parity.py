@@ -9,6 +9,7 @@
     python lab/parity/parity.py 3m              # the finalists, to 10 tokens per parameter
     python lab/parity/parity.py 10m             # a few of them, a shorter stretch
     python lab/parity/parity.py curve           # dense, and FSDP2 with every leg, on 2 hosts of 2
+    python lab/parity/parity.py peers           # peers in their own regime: 1,000 exchanges every 30 steps
     python lab/parity/parity.py curve-rate      # at which rate dense ends lowest there
 
 Ctrl-C or --minutes ends it, the same command goes on, on another machine with --take-over; the table has a
