@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Writes the first seeds of the fuzzers of whole exchanges (peers.h): for each case, the honest exchange, one in
-which the hostile rank does something else, and one for each way to edit a message.
+"""Writes the first seeds of the fuzzers of whole exchanges (peers.h).
+
+For each case: the honest exchange, one in which the hostile rank does something else, and edits of messages.
 
     fuzz/make_seeds.py build-fuzz/first      # a folder for each fuzzer; scripts/fuzz.sh goes on from there
 """
