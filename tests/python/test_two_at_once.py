@@ -72,7 +72,9 @@ def wrapped(kind, model, group=None):
 def compress(model, **options):
     import tagc.torch as tagc
 
-    return tagc.compress(model, **{"verbose": False, "sparsity": 0, "timeout_s": 30, "hosts": 2} | options)
+    return tagc.compress(
+        model, **tagc.grouped({"verbose": False, "sparsity": 0, "timeout_s": 30, "hosts": 2} | options)
+    )
 
 
 def batch(rank, step):
