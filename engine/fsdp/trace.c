@@ -196,7 +196,7 @@ static tagc_status find_zero(tagc_trace_writer *w, tagc_comm *comm, double (*tim
     own[0] = own[1] = tagc_time_s();
     for (size_t i = 0; i < w->trace->n_events; i++)
         if (w->trace->events[i].start_s < own[1]) own[1] = w->trace->events[i].start_s;
-    TAGC_TRY(tagc_comm_all_gather(comm, own, sizeof *times, times));
+    TAGC_TRY(tagc_comm_all_gather(comm, own, sizeof *times, times, (size_t)world_size * sizeof *times));
     double longest_s = 0, skew_s = 0;
     for (int rank = 0; rank < world_size; rank++) {
         double skew = times[rank][0] - times[0][0];
@@ -217,7 +217,7 @@ static tagc_status write_pieces(tagc_trace_writer *w, tagc_comm *comm, trace_tex
     while (more) {
         trace_text *own = &pieces[world_size];
         fill_piece(w, own);
-        TAGC_TRY(tagc_comm_all_gather(comm, own, sizeof *own, pieces));
+        TAGC_TRY(tagc_comm_all_gather(comm, own, sizeof *own, pieces, (size_t)world_size * sizeof *pieces));
         more = 0;
         *n_dropped = 0;
         for (int rank = 0; rank < world_size; rank++) {

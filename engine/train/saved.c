@@ -83,7 +83,7 @@ tagc_status tagc_saved_processors(tagc_comm *comm, char *text, size_t n_bytes) {
     tagc_status status =
         all ? TAGC_OK : tagc_fail(TAGC_ERR_MEMORY, "no memory for the processors of %d ranks", world_size);
     if (!all) tagc_comm_abort(comm, tagc_last_error());
-    if (all) status = tagc_comm_all_gather(comm, &own, sizeof own, all);
+    if (all) status = tagc_comm_all_gather(comm, &own, sizeof own, all, (size_t)world_size * sizeof *all);
     for (int rank = 0; status == TAGC_OK && rank < world_size; rank++)
         if (all[rank] >= 0 && all[rank] < N_LEVELS) n_at[all[rank]]++;
     free(all);

@@ -138,6 +138,10 @@ typedef struct tagc_model_options {
     /* What messages call the model's exchanges; at most 95 bytes, more are cut. Copied. Default NULL: they name the unit and its first
      * tensor. */
     const char *name;
+    /* 1: the caller has added gradients up within each host, as where a device's own library does it. `within` then only agrees. A rank
+     * gives the host's sums of what ranks of its place get (tagc_model_owned of ranks h * L + place, for each host h), and AVG divides by the
+     * number of hosts. Not with UNIT, where ranks of a host would need each other's sums: take HOST_SHARD. Default 0. */
+    uint64_t summed;
 } tagc_model_options;
 
 TAGC_API void tagc_model_options_init_sized(tagc_model_options *options, size_t struct_bytes);

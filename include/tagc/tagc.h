@@ -204,9 +204,10 @@ TAGC_API void tagc_comm_bytes(const tagc_comm *comm, uint64_t *sent, uint64_t *r
 /* Returns 1 if no transfer is in progress. */
 TAGC_API int tagc_comm_is_idle(const tagc_comm *comm);
 
-/* Collective, blocking. Writes the n_bytes of every rank, in rank order, to recv (W, n_bytes). Its bytes count as
+/* Collective, blocking. Writes the n_bytes of every rank, in rank order, to recv (n_recv_bytes), which is (W, n_bytes). Its bytes count as
  * TAGC_LEG_CONTROL. */
-TAGC_API tagc_status tagc_comm_all_gather(tagc_comm *comm, const void *send, size_t n_bytes, void *recv);
+TAGC_API tagc_status tagc_comm_all_gather(tagc_comm *comm, const void *send, size_t n_bytes, void *recv,
+                                          size_t n_recv_bytes);
 
 /* Collective, blocking. Returns after every rank has called it. */
 TAGC_API tagc_status tagc_comm_barrier(tagc_comm *comm);
@@ -500,8 +501,9 @@ TAGC_API tagc_status tagc_reducer_set_steps(tagc_reducer *reducer, uint64_t n_st
 /* Save and load this rank's residual, as it is stored, and the number of steps, as bytes with a header and a checksum
  * (docs/reference/wire-format.md). Do not call them between _begin and _end. Every rank saves its own, and loads it. _load accepts what
  * _save wrote on the same rank of as many, for the same n_elems, tag, output and ranks_per_host. Otherwise TAGC_ERR_MISMATCH says what
- * differs, and the residual stays. So ranks notice it if all of them get the bytes of one. Without a tag, units of one size cannot be
- * told apart. If options.residual was another one, values are stored anew, as by _set_residual.
+ * differs, and the residual stays. So ranks notice it if all of them get the bytes of one. Without a tag, units of one size are told apart by
+ * the order in which the comm's reducers of that size and without a tag were made; to depend on no order, give each a tag (below
+ * UINT64_MAX - 65536). If options.residual was another one, values are stored anew, as by _set_residual.
  *
  * For other ranks than before, add up what _get_residual gives, and spread it with _set_residual. */
 TAGC_API uint64_t tagc_reducer_state_bytes(const tagc_reducer *reducer);

@@ -511,9 +511,7 @@ static tagc_status compare_reports(const tagc_comm *comm, const tagc_field *fiel
         char text[sizeof reports[r].text];
         memcpy(text, reports[r].text, sizeof text);
         text[sizeof text - 1] = 0;
-        tagc_status status =
-            reports[r].status <= TAGC_LAST_STATUS ? (tagc_status)reports[r].status : TAGC_ERR_CORRUPT;
-        return tagc_fail(status, "rank %d: %s", tagc_comm_name(comm, r), text);
+        return tagc_fail(tagc_status_told(reports[r].status), "rank %d: %s", tagc_comm_name(comm, r), text);
     }
     const tagc_own_options *own = fields == reducer_fields ? own_options_of(exchange_in(&reports[0])) : NULL;
     for (int r = 1; r < world_size; r++) {
@@ -548,7 +546,7 @@ static tagc_status agree(tagc_comm *comm, tagc_status local, const tagc_field *f
         tagc_comm_abort(comm, "no memory for the options of all ranks");
         return status;
     }
-    status = tagc_comm_all_gather(comm, own, sizeof *own, reports);
+    status = tagc_comm_all_gather(comm, own, sizeof *own, reports, (size_t)world_size * sizeof *own);
     if (status == TAGC_OK) status = compare_reports(comm, fields, n_fields, reports);
     if (status == TAGC_OK) tagc_identity_open(comm, identity, ((const report *)reports)->claim);
     for (int r = 0; status == TAGC_OK && may_be_whole && r < world_size; r++)

@@ -11,6 +11,7 @@
 #include "core/cpu.h"
 #include "core/sized.h"
 #include "exchange/options.h"
+#include "exchange/refusal.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -517,31 +518,25 @@ static tagc_status check_begins(const tagc_reducer *r) {
     return tagc_comm_check_open(r->comm);
 }
 
-/* The last failure is this rank's own, and the others are in the step, or will be. So it goes through it, with zeros in the place of the
- * caller's arrays, and all of them return its status. Without memory for that, the comm breaks. Returns when the step is over. */
+static void take_part(void *context, tagc_status status, const char *text, const void *zeros, void *room) {
+    tagc_reducer *r = context;
+    r->now.refused = status;
+    snprintf(r->now.failure_text, sizeof r->now.failure_text, "%s", text);
+    (void)begin(r, zeros, room, 0);
+    (void)tagc_comm_join(r->comm, &r->now.task);
+    r->now.begun = 0;
+    r->now.refused = TAGC_OK;
+}
+
+/* The last failure is this rank's own. Returns it when the step is over. */
 static tagc_status refuse(tagc_reducer *r, tagc_status status) {
-    char text[TAGC_ERROR_TEXT_BYTES];
-    snprintf(text, sizeof text, "%s", tagc_last_error());
-    const tagc_heap *heap = &r->arrays->heap;
-    size_t n_gradient = (size_t)r->options.n_elems * tagc_reducer_gradient_bytes(r),
-           n_output = n_rows_of_output(r) * r->shard * sizeof(float);
-    void *gradient, *output = NULL;
-    tagc_status made = heap->create(heap->context, n_gradient, "a gradient of zeros", &gradient);
-    if (made == TAGC_OK) made = heap->create(heap->context, n_output, "sums that nobody takes", &output);
-    if (made == TAGC_OK) {
-        r->now.refused = status;
-        snprintf(r->now.failure_text, sizeof r->now.failure_text, "%s", text);
-        (void)begin(r, gradient, output, 0);
-        (void)tagc_comm_join(r->comm, &r->now.task);
-        r->now.begun = 0;
-        r->now.refused = TAGC_OK;
-    } else {
-        (void)tagc_fail(status, "%s", text);
-        (void)tagc_comm_give_up(r->comm, status, r->rank);
-    }
-    heap->destroy(heap->context, gradient, n_gradient);
-    heap->destroy(heap->context, output, n_output);
-    return tagc_fail(status, "%s", text);
+    return tagc_refuse(&(tagc_refusal){.comm = r->comm,
+                                       .arrays = r->arrays,
+                                       .n_read = (size_t)r->options.n_elems * tagc_reducer_gradient_bytes(r),
+                                       .n_written = n_rows_of_output(r) * r->shard * sizeof(float),
+                                       .status = status,
+                                       .take_part = take_part,
+                                       .context = r});
 }
 
 tagc_status tagc_reducer_begin(tagc_reducer *r, const void *gradient, uint64_t n_gradient, float *output,
@@ -563,8 +558,11 @@ tagc_status tagc_reducer_begin_fed(tagc_reducer *r) {
     return begin(r, NULL, NULL, 0);
 }
 
-tagc_status tagc_reducer_begin_ahead(tagc_reducer *r, const void *gradient, float *output) {
+tagc_status tagc_reducer_begin_ahead(tagc_reducer *r, const void *gradient, float *output,
+                                     tagc_status failure, const char *text) {
     if (r->now.begun) return tagc_fail(TAGC_ERR_STATE, "a step of this reducer is under way, end it first");
+    r->now.refused = failure;
+    if (failure != TAGC_OK) snprintf(r->now.failure_text, sizeof r->now.failure_text, "%s", text);
     return begin(r, gradient, output, 1);
 }
 

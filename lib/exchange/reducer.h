@@ -138,8 +138,10 @@ tagc_status tagc_reducer_begin_fed(tagc_reducer *r);
 /* Gives back what the last step kept. Any thread may call it. */
 void tagc_reducer_release(tagc_reducer *r);
 
-/* _begin without a look at the arrays, for a step that is ahead. It is then held once: see tagc_hold. */
-tagc_status tagc_reducer_begin_ahead(tagc_reducer *r, const void *gradient, float *output);
+/* _begin without a look at the arrays, for a step that is ahead. It is then held once: see tagc_hold. failure: of this rank, with its
+ * text, which all ranks return; or TAGC_OK. */
+tagc_status tagc_reducer_begin_ahead(tagc_reducer *r, const void *gradient, float *output,
+                                     tagc_status failure, const char *text);
 void tagc_reducer_let_go(tagc_reducer *r);
 
 /* Swaps in the new residual of the step under way, or discards it. */

@@ -290,6 +290,21 @@ tagc_status tagc_queue_wait(tagc_queue *queue, uint64_t number, uint32_t timeout
     return status;
 }
 
+int tagc_queue_has_finished(tagc_queue *queue, uint64_t number) {
+    pthread_mutex_lock(&queue->lock);
+    int has_finished = queue->n_finished >= number || (queue->is_closed && queue->n_taken < number);
+    pthread_mutex_unlock(&queue->lock);
+    return has_finished;
+}
+
+/* What a closed queue has handed out already goes on. */
+void tagc_queue_wait_for_ticket(tagc_queue *queue, uint64_t number) {
+    pthread_mutex_lock(&queue->lock);
+    while (queue->n_finished < number && !(queue->is_closed && queue->n_taken < number))
+        tagc_queue_sleep(queue, NULL);
+    pthread_mutex_unlock(&queue->lock);
+}
+
 void tagc_queue_forgive(tagc_queue *queue) {
     if (!queue) return;
     pthread_mutex_lock(&queue->lock);

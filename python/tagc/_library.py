@@ -259,7 +259,7 @@ class ModelOptions(Structure):
         ("residual", c_int), ("min_elems", c_uint64), ("n_threads", c_int), ("exchange", c_int),
         ("paper", c_void_p), ("cut", c_int), ("block", c_int), ("result_format", c_int),
         ("result_sparsity", c_double), ("follows", c_void_p), ("numbers", POINTER(c_uint32)),
-        ("tag", c_uint64), ("rests", c_uint64), ("name", c_char_p),
+        ("tag", c_uint64), ("rests", c_uint64), ("name", c_char_p), ("summed", c_uint64),
     ]  # fmt: skip
 
 
@@ -327,7 +327,7 @@ _FUNCTIONS = {
     "tagc_native_destroy": ([c_void_p], None),
     "tagc_comm_is_idle": ([c_void_p], c_int),
     "tagc_comm_bytes": ([c_void_p, POINTER(c_uint64), POINTER(c_uint64), c_int], None),
-    "tagc_comm_all_gather": ([c_void_p, c_void_p, c_size_t, c_void_p], c_int),
+    "tagc_comm_all_gather": ([c_void_p, c_void_p, c_size_t, c_void_p, c_size_t], c_int),
     "tagc_comm_abort": ([c_void_p, c_char_p], None),
     "tagc_comm_failed_rank": ([c_void_p], c_int),
     "tagc_comm_destroy": ([c_void_p], None),
@@ -462,6 +462,18 @@ _FUNCTIONS = {
     "tagc_model_get_residual": ([c_void_p, c_uint32, POINTER(Piece), c_size_t], c_int),
     "tagc_model_set_residual": ([c_void_p, c_uint32, POINTER(Piece), c_size_t], c_int),
     "tagc_model_forget": ([c_void_p], c_int),
+    "tagc_model_create_on": (
+        [c_void_p, c_void_p, c_void_p, POINTER(Tensor), c_size_t, POINTER(ModelOptions), POINTER(c_void_p)],
+        c_int,
+    ),
+    "tagc_model_prepare_on": (
+        [c_void_p, c_uint32, POINTER(Piece), c_size_t, POINTER(Piece), c_size_t],
+        c_int,
+    ),
+    "tagc_model_begin_on": (
+        [c_void_p, c_uint32, POINTER(Piece), c_size_t, POINTER(Piece), c_size_t, c_void_p, c_int],
+        c_int,
+    ),
     "tagc_device_open": ([c_char_p, c_char_p, c_int, POINTER(c_void_p)], c_int),
     "tagc_device_text": ([c_void_p], c_char_p),
     "tagc_device_close": ([c_void_p], None),

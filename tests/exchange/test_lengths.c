@@ -136,7 +136,8 @@ static void any_size_body(rank_run *run) {
         CHECK(run, n_residual == n_rows);
         float *own = calloc(n_rows, sizeof *own), *all = calloc(n_rows * MAX_RANKS, sizeof *all);
         CHECK(run, tagc_reducer_get_residual(reducer, own, n_rows) == TAGC_OK);
-        CHECK(run, tagc_comm_all_gather(run->comm, own, n_rows * sizeof *own, all) == TAGC_OK);
+        CHECK(run, tagc_comm_all_gather(run->comm, own, n_rows * sizeof *own, all,
+                                        (size_t)run->world_size * n_rows * sizeof *all) == TAGC_OK);
         for (uint64_t i = 0; i < n_own; i++) {
             for (int r = 0; r < run->world_size; r++) got[i] += (double)all[(uint64_t)r * n_rows + first + i];
             CHECK(run, fabs(got[i] - wanted[i]) < 1e-4);

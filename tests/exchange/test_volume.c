@@ -25,7 +25,8 @@ typedef struct volume_case {
 
 /* All ranks' numbers of shards, as the owner knows them. */
 static void gather_counts(rank_run *run, uint64_t own, uint64_t *all) {
-    CHECK(run, tagc_comm_all_gather(run->comm, &own, sizeof own, all) == TAGC_OK);
+    CHECK(run, tagc_comm_all_gather(run->comm, &own, sizeof own, all,
+                                    (size_t)run->world_size * sizeof *all) == TAGC_OK);
 }
 
 static void check_step(rank_run *run, volume_case *c, tagc_reducer *reducer,
@@ -149,7 +150,8 @@ static float plain_gradient(uint64_t seed, int rank, uint64_t i) {
 static void gather_bodies(rank_run *run, const tagc_direct *d, tagc_encoded *bodies) {
     tagc_fragment own[MAX_RANKS] = {{0}}, all[MAX_RANKS][MAX_RANKS];
     for (int host = 0; d->coded && host < d->n_hosts; host++) own[host] = d->received[host];
-    CHECK(run, tagc_comm_all_gather(run->comm, own, sizeof own, all) == TAGC_OK);
+    CHECK(run, tagc_comm_all_gather(run->comm, own, sizeof own, all, (size_t)run->world_size * sizeof own) ==
+                   TAGC_OK);
     for (int q = 0; q < run->world_size; q++)
         bodies[q] =
             (tagc_encoded){.n_bytes = all[q][d->host].n_bytes, .n_index_bytes = all[q][d->host].index_bytes};

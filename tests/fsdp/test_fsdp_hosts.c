@@ -15,7 +15,8 @@ static void compare_replicas(tagc_comm *comm, const tagc_fsdp *f) {
         memcpy(own, flat->master, n * sizeof *own);
         if (flat->moment1 != NULL) memcpy(own + n, flat->moment1, n * sizeof *own);
         memcpy(own + 2 * n, flat->moment2, n * sizeof *own);
-        CHECK_OK(tagc_comm_all_gather(comm, own, 3 * n * sizeof *own, all));
+        CHECK_OK(tagc_comm_all_gather(comm, own, 3 * n * sizeof *own, all,
+                                      3 * n * (size_t)f->world_size * sizeof *all));
         for (int rank = f->rank % f->n_owners; rank < f->world_size; rank += f->n_owners)
             CHECK(memcmp(own, all + (size_t)rank * 3 * n, 3 * n * sizeof *own) == 0);
         free(own);

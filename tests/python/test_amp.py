@@ -513,6 +513,7 @@ def near_the_top_of_fp16(rank, world_size):
     import tagc.torch as tagc
 
     torch.manual_seed(rank)
+    assert torch.finfo(torch.float16).max == 65504
     for options in ({}, {"sparsity": 0.9}, {"residual": "fp32", "values": "int2", "sparsity": 0.5}):
         model = nn.parallel.DistributedDataParallel(nn.Linear(128, 128, bias=False).half())
         handle = tagc.compress(model, verbose=False, **tagc.grouped(options))

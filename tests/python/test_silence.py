@@ -121,6 +121,24 @@ def test_rounds_and_abort(world_size):
 OF_GROUP_S = 77.0
 
 
+def torchs_reduce_scatter(rank, world_size):
+    """As within a host under HSDP: gloo's own wait for it takes no time-out."""
+    import tagc.torch as tagc
+    from tagc.torch.exchange import waits
+
+    group = dist.new_group()
+    if rank == 0:
+        begin = time.monotonic()
+        with pytest.raises(tagc.Error, match="reduce-scatter.*no answer from rank 1 within 1 s") as raised:
+            waits.ReduceScatter("a", 1.0)(torch.empty(2), torch.ones(4), group, dist.ReduceOp.SUM)
+        assert raised.value.status == "timeout" and time.monotonic() - begin < PATIENCE_S
+    dist.barrier()
+
+
+def test_in_torchs_reduce_scatter():
+    ranks.run(torchs_reduce_scatter, 2)
+
+
 def timeouts_of_groups(rank, world_size):
     """Unless it is given, the time-out of all that tagc makes is that of the user's group, and not one that
     ends a job that may wait longer."""

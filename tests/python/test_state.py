@@ -144,7 +144,7 @@ def dcp_resume(rank, world_size):
     writing = dcp.async_save(
         {**first.states(), "tagc": first.handle},
         checkpoint_id=f"{folder}/async",
-        process_group=dist.new_group(),
+        process_group=dist.new_group(backend="gloo"),
     )  # its own: it works while training goes on
     first.steps(3)
     writing.result()

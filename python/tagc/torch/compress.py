@@ -368,9 +368,13 @@ def _describe(model: torch.nn.Module, wrapper: Wrapper, options: dict[str, Any])
     if settings.hosts == 1:
         why |= {row.name: "within the host" for row in rows if row.class_ != "dense" and row.name not in why}
     rows = [row._replace(class_="dense", reason=why[row.name]) if row.name in why else row for row in rows]
+    # torch's gathers of another dtype would end the process
+    dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()})
     return {
         "versions": {"libtagc": _library.version(), "torch": torch.__version__},
-        "options": wrapper.fingerprint() | settings.fingerprint(),
+        "options": wrapper.fingerprint()
+        | settings.fingerprint()
+        | {"dtype of parameters": ", ".join(dtypes)},
         "rows": [row for row in rows if row.reason != ALONE],
         "rows of one rank": [row for row in rows if row.reason == ALONE],  # which others need not have
     }

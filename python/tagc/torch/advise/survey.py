@@ -268,13 +268,15 @@ class Survey:
 
     def all_to_all(self, n: int) -> list[float]:
         """Times an exchange in which each rank sends its n / W fp32 values to all others."""
-        mine, everyone = (torch.zeros(size, dtype=torch.float32) for size in (n // self.world_size, n))
+        sizes = n // self.world_size, n // self.world_size * self.world_size
+        mine, everyone = (torch.zeros(size, dtype=torch.float32) for size in sizes)
         call = (
             "tagc_comm_all_gather",
             self.comm.handle,
             mine.data_ptr(),
             4 * mine.numel(),
             everyone.data_ptr(),
+            4 * everyone.numel(),
         )
         return self.time("all-to-all", n, lambda: lib.call(*call))
 

@@ -119,11 +119,8 @@ def _number(beta: Any) -> float:
 def doubled(n: float) -> int:
     """Returns the largest of 20, 40, 80, ... up to n, or 0: an optimizer then seldom has to take up another
     beta2."""
-    return (
-        constants().window << (int(n) // constants().window).bit_length() - 1
-        if n >= constants().window
-        else 0
-    )
+    first = constants().window
+    return first << (int(n) // first).bit_length() - 1 if n >= first else 0
 
 
 def is_short(optimizer: torch.optim.Optimizer, group: Group) -> bool:
@@ -361,11 +358,8 @@ def split_groups(
             raise Error("argument", f"betas is {own_betas!r}, must be two numbers, as in (0.9, 0.999)")
         own = [parameter for parameter in group["params"] if id(parameter) in compressed]
         others = [parameter for parameter in group["params"] if id(parameter) not in compressed]
-        split += (
-            [{**group, "params": own, "betas": SHORT.betas(own_betas or (defaults().short_beta1, 0.999))}]
-            if own
-            else []
-        )
+        short = SHORT.betas(own_betas or (defaults().short_beta1, 0.999))
+        split += [{**group, "params": own, "betas": short}] if own else []
         split += [{**group, "params": others}] if others else []
         given |= dict.fromkeys(map(id, own), own_betas)
     return split, given
