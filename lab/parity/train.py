@@ -301,7 +301,7 @@ class _Gloo(_Trainer):
             import tagc.torch as tagc
 
             hosts = {"hosts": self.setting.n_hosts} if self.setting.n_hosts else {}
-            self.handle = tagc.compress(self.model, verbose=False, **hosts, **hook["tagc"])
+            self.handle = tagc.compress(self.model, verbose=False, **tagc.grouped(hosts | hook["tagc"]))
 
     def step(self, step, rate):
         before = self._powersgd_elems()

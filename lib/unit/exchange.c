@@ -39,13 +39,12 @@ static int is_paper(const tagc_model_part *part) {
 }
 
 static int is_dense(const tagc_model_part *part) {
-    return kind_of(part) == TAGC_CLASS_DENSE ||
-           (is_compressed(part) && part->model->options.exchange == TAGC_EXCHANGE_DENSE);
+    return kind_of(part) == TAGC_CLASS_DENSE;
 }
 
 /* Of a dense part: that of its class. */
 static int format_of(const tagc_model_part *part) {
-    return kind_of(part) == TAGC_CLASS_DENSE ? part->model->options.dense_format : (int)part->plan.format;
+    return is_dense(part) ? part->model->options.dense_format : (int)part->plan.format;
 }
 
 /* direct can, the other exchanges read fp32. */
@@ -203,14 +202,11 @@ void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *o) {
     }
     o->format = format_of(part);
     if (model->within && model->n_hosts == 1) o->format = TAGC_FORMAT_FP32; /* nothing leaves the host */
-    if (is_dense(part)) { /* direct at sparsity 0 takes two to five times as long */
-        o->exchange = TAGC_EXCHANGE_DENSE;
-        return;
-    }
     o->exchange = TAGC_EXCHANGE_DIRECT;
+    o->sparsity = 0;
+    if (is_dense(part)) return;
     o->residual = asked->residual;
     o->gradient = reads_bf16(part) && !tagc_model_adds_up(model) ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
-    o->sparsity = 0;
     if (model->within && model->n_hosts == 1) return;
     o->sparsity = part->plan.sparsity;
     if (o->format >= TAGC_FORMAT_INT8) o->block = asked->block;
