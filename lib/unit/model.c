@@ -15,6 +15,7 @@ static const tagc_model_options default_options = {.moment = TAGC_MOMENT_STAYS,
                                                    .sum = TAGC_ELEMENT_FP32,
                                                    .dense_format = TAGC_FORMAT_FP32,
                                                    .residual = -1,
+                                                   .within_format = -1,
                                                    .min_elems = TAGC_CLASS_MIN_ELEMS,
                                                    .n_threads = 1,
                                                    .exchange = TAGC_EXCHANGE_DIRECT,
@@ -36,7 +37,7 @@ static tagc_status check_choice(const char *name, int value, int low, int high) 
     return tagc_fail(TAGC_ERR_ARGUMENT, "%s is %d, must be in [%d, %d]", name, value, low, high);
 }
 
-static tagc_status check_options(const tagc_model_options *o, int n_places) {
+static tagc_status check_options(const tagc_model_options *o) {
     TAGC_TRY(check_choice("moment", o->moment, TAGC_MOMENT_STAYS, TAGC_MOMENT_NONE));
     TAGC_TRY(check_choice("output", o->output, TAGC_OUTPUT_SHARD, TAGC_OUTPUT_HOST_SHARD));
     TAGC_TRY(check_choice("op", o->op, TAGC_OP_AVG, TAGC_OP_SUM));
@@ -46,6 +47,7 @@ static tagc_status check_options(const tagc_model_options *o, int n_places) {
     TAGC_TRY(check_choice("n_threads", o->n_threads, 1, 256));
     TAGC_TRY(check_choice("exchange", o->exchange, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT));
     TAGC_TRY(check_choice("rests", o->rests, 0, 1));
+    TAGC_TRY(check_choice("within_format", o->within_format, -1, TAGC_FORMAT_BF16));
     if (o->residual != -1 && o->residual != TAGC_FORMAT_FP32 && o->residual != TAGC_FORMAT_INT8 &&
         o->residual != TAGC_FORMAT_INT4)
         return tagc_fail(TAGC_ERR_ARGUMENT, "residual is %d, must be -1, FP32, INT8 or INT4", o->residual);
@@ -61,9 +63,8 @@ static tagc_status check_options(const tagc_model_options *o, int n_places) {
     int is_paper = o->exchange == TAGC_EXCHANGE_SKETCH || o->exchange == TAGC_EXCHANGE_PACKED;
     if (o->paper && !is_paper)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "paper is set, but exchange is none of the paper's");
-    if (is_paper && (n_places > 1 || o->residual > TAGC_FORMAT_FP32))
-        return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "exchange is one of the paper's, which have one rank per host and residual FP32");
+    if (is_paper && o->residual > TAGC_FORMAT_FP32)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is one of the paper's, which have residual FP32");
     return TAGC_OK;
 }
 
@@ -71,7 +72,7 @@ static tagc_status read_options(tagc_model *model, const tagc_model_options *fro
     tagc_model_options *o = &model->options;
     tagc_model_options_init(o);
     if (from) TAGC_TRY(tagc_sized_read(&options_struct, from, o));
-    TAGC_TRY(check_options(o, model->n_places));
+    TAGC_TRY(check_options(o));
     tagc_schedule_options_init(&model->schedule_options);
     if (o->schedule)
         model->schedule_options = *o->schedule;
@@ -177,13 +178,13 @@ static tagc_status compare(tagc_model *model) {
     int choices[] = {o->moment,        o->output,           o->op,          o->dense_format, o->residual,
                      o->exchange,      s->gentle,           s->fresh,       o->rests,        (int)s->format,
                      o->result_format, (int)s->mild_format, model->n_hosts, model->n_places, o->cut,
-                     o->block};
+                     o->block,         o->within_format};
     double numbers[] = {s->sparsity, s->mild_sparsity, s->short_beta1, o->result_sparsity};
     uint64_t sum = mix(0, choices, sizeof choices);
     sum = mix(sum, numbers, sizeof numbers);
     for (uint32_t i = 0; i < model->n_tensors; i++) {
         const tagc_member *t = &model->tensors[i];
-        uint64_t about[] = {t->n_elems, t->chunk, t->unit, (uint64_t)t->kind};
+        uint64_t about[] = {t->n_elems, t->chunk, t->unit, (uint64_t)t->kind, t->apart};
         sum = mix(sum, t->name, strlen(t->name));
         sum = mix(sum, about, sizeof about);
     }

@@ -127,10 +127,9 @@ class Schedule:
         options = lib.initialised(lib.ModelOptions, "tagc_model_options_init")
         fields = _fields_of(self._options, self._is_fresh)
         options.schedule = ctypes.pointer(fields)
-        options.exchange, options.n_threads = (
-            lib.EXCHANGES[self._options.exchange],
-            self._options.threads or 1,
-        )
+        # in a model whose tensors are all dense, no exchange is asked for
+        exchange = "direct" if self._options.exchange == "dense" else self._options.exchange
+        options.exchange, options.n_threads = lib.EXCHANGES[exchange], self._options.threads or 1
         if dtype == torch.bfloat16:
             options.dense_format = lib.FORMATS["bf16"]
         options.residual = self._options.stored().get("residual", -1)
