@@ -373,7 +373,7 @@ static tagc_status make_ahead(tagc_model_place *m, tagc_unit **out) {
     tagc_unit_options options = {.struct_bytes = sizeof options,
                                  .what = label,
                                  .element = o->gradient,
-                                 .factor = 1,
+                                 .factor = u->factor,
                                  .n_parts = u->n_parts,
                                  .parts = l.parts,
                                  .n_input = a.in_bytes / tagc_element_bytes(o->gradient),
@@ -535,7 +535,7 @@ static void begin(tagc_model_unit *unit, void *stream, int waits) {
         a = arrays_of(m, unit->gradients, unit->n_gradients, unit->sums, unit->n_sums);
         if (!unit->is_there)
             status = make_copies(m);
-        else if (!m->ahead || !is_known(m, &a))
+        else if (!m->ahead || m->ahead->of.factor != unit->factor || !is_known(m, &a))
             status = make_for_pieces(m);
     }
     unit->ended = TAGC_ERR_STATE;

@@ -350,6 +350,7 @@ static void open_rank(one_rank *own) {
                    : tagc_model_create(m->within, m->between, own->s.tensors, N_TENSORS, &o, &own->model);
     EXPECT(m, status == TAGC_OK);
     if (!own->model) return;
+    if (t->seed % 4 == 1) EXPECT(m, tagc_model_set_factor(own->model, 0, 0.3) == TAGC_OK);
     tagc_model_set_run(own->model, 42);
     for (uint32_t unit = 0; unit < N_UNITS; unit++) {
         unit_arrays *u = &own->units[unit];
@@ -505,6 +506,15 @@ static void run_step(one_rank *own, int step) {
         EXPECT(own->m, tagc_model_plan(own->model, i, &own->out->plans[step][i]) == TAGC_OK);
 }
 
+/* All ask with one word; then one of them with another. */
+static void ask(one_rank *own) {
+    member *m = own->m;
+    int is_alone = m->w->n_hosts == 1;
+    EXPECT(m, tagc_model_ask(own->model, 1, 7) == TAGC_OK);
+    tagc_status status = tagc_model_ask(own->model, 1, 7 + (uint64_t)(m->host == 1));
+    EXPECT(m, status == (is_alone ? TAGC_OK : TAGC_ERR_MISMATCH));
+}
+
 static void keep_residuals(one_rank *own) {
     outcome *out = own->out;
     for (uint32_t unit = 0; unit < N_UNITS; unit++) {
@@ -538,7 +548,10 @@ static void body(member *m) {
     if (own->queue &&
         (real.StreamSynchronize(own->stream) || real.StreamSynchronize(tagc_queue_stream(own->queue))))
         EXPECT(m, t->failing != NULL);
-    if (own->model && !t->failing && t->event != OTHER_ORDER) keep_residuals(own);
+    if (own->model && !t->failing && t->event != OTHER_ORDER) {
+        ask(own);
+        keep_residuals(own);
+    }
     close_rank(own);
     free(own);
 }
