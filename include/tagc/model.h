@@ -112,7 +112,7 @@ typedef struct tagc_model_options {
     /* Threads that encode and decode. Results do not depend on it. [1, 256], default 1. */
     int n_threads;
     /* tagc_exchange of the class COMPRESSED, default DIRECT. SKETCH and PACKED are the paper's; they have no levels, and FP32
-     * residuals. DENSE sends every value in the schedule's `format`, FP32 or BF16. */
+     * residuals. */
     int exchange;
     /* Options of SKETCH and PACKED. Copied. Default NULL: the defaults of tagc_paper_options. */
     const struct tagc_paper_options *paper;
@@ -213,7 +213,7 @@ typedef struct tagc_model_stats {
     uint64_t n_sent, n_elems;
     /* From the start on tagc's thread to the end. */
     double total_s;
-    /* 1: some rank's gradient had NaN or Inf, or a sum overflowed. Sums are NaN (DENSE: as computed), and residuals as before. */
+    /* 1: some rank's gradient had NaN or Inf, or a sum overflowed. Sums are NaN, and residuals as before. */
     uint64_t nonfinite;
 } tagc_model_stats;
 

@@ -39,13 +39,12 @@ static int is_paper(const tagc_model_part *part) {
 }
 
 static int is_dense(const tagc_model_part *part) {
-    return kind_of(part) == TAGC_CLASS_DENSE ||
-           (is_compressed(part) && part->model->options.exchange == TAGC_EXCHANGE_DENSE);
+    return kind_of(part) == TAGC_CLASS_DENSE;
 }
 
 /* Of a dense part: that of its class. */
 static int format_of(const tagc_model_part *part) {
-    return kind_of(part) == TAGC_CLASS_DENSE ? part->model->options.dense_format : (int)part->plan.format;
+    return is_dense(part) ? part->model->options.dense_format : (int)part->plan.format;
 }
 
 /* direct can, the other exchanges read fp32. */
@@ -203,14 +202,11 @@ void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *o) {
     }
     o->format = format_of(part);
     if (model->within && model->n_hosts == 1) o->format = TAGC_FORMAT_FP32; /* nothing leaves the host */
-    if (is_dense(part)) { /* direct at sparsity 0 takes two to five times as long */
-        o->exchange = TAGC_EXCHANGE_DENSE;
-        return;
-    }
     o->exchange = TAGC_EXCHANGE_DIRECT;
+    o->sparsity = 0;
+    if (is_dense(part)) return;
     o->residual = asked->residual;
     o->gradient = reads_bf16(part) && !tagc_model_adds_up(model) ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
-    o->sparsity = 0;
     if (model->within && model->n_hosts == 1) return;
     o->sparsity = part->plan.sparsity;
     if (o->format >= TAGC_FORMAT_INT8) o->block = asked->block;
@@ -448,6 +444,53 @@ tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_
     tagc_unit_destroy_parts(*parts, *n_parts);
     *parts = NULL; /* a failure of making a reducer is the same on all ranks */
     *n_parts = 0;
+    return status;
+}
+
+/* ---- parts that it can come to have ---- */
+
+static tagc_status take_level(tagc_model_part *part, int level, double share) {
+    const tagc_model *model = part->model;
+    TAGC_TRY(tagc_schedule_plan_of_level(&model->schedule_options, kind_of(part), level, &part->plan));
+    part->plan.sparsity = fmax(0, 1 - share * (1 - part->plan.sparsity));
+    return TAGC_OK;
+}
+
+tagc_status tagc_unit_try_parts(tagc_model_unit *unit, int level, double share, int is_apart,
+                                tagc_parts_fn visit, void *context) {
+    tagc_model *model = unit->model;
+    tagc_model_part *parts, *own = unit->parts;
+    uint32_t n_parts, n_own = unit->n_parts;
+    size_t parts_bytes = tagc_aligned(unit->n_members * sizeof *parts);
+    size_t members_bytes = tagc_aligned(2 * unit->n_members * sizeof(uint32_t));
+    void *memory;
+    TAGC_TRY(tagc_memory_create(parts_bytes + members_bytes + unit->n_members * sizeof(int),
+                                "parts of a unit", &memory));
+    parts = memory;
+    int *levels = (int *)(void *)((char *)memory + parts_bytes + members_bytes);
+    for (uint32_t i = 0; i < unit->n_members; i++) {
+        tagc_member *t = &model->tensors[unit->members[i]];
+        levels[i] = t->plan.level;
+        if (t->is_followed) t->plan.level = is_apart ? (int)i : level;
+    }
+    group(model, unit, parts, (uint32_t *)(void *)((char *)memory + parts_bytes), &n_parts);
+    tagc_status status = TAGC_OK;
+    for (uint32_t p = 0; p < n_parts && status == TAGC_OK; p++) {
+        const tagc_member *first = &model->tensors[parts[p].members[0]];
+        tagc_part_lay_out(&parts[p]);
+        parts[p].is_there = unit->is_there && !is_dense(&parts[p]);
+        parts[p].is_followed = first->is_followed;
+        parts[p].plan = first->plan;
+        if (first->is_followed) status = take_level(&parts[p], level, share);
+    }
+    unit->parts = parts;
+    unit->n_parts = n_parts;
+    if (status == TAGC_OK) status = visit(context, unit);
+    unit->parts = own;
+    unit->n_parts = n_own;
+    for (uint32_t i = 0; i < unit->n_members; i++) model->tensors[unit->members[i]].plan.level = levels[i];
+    for (uint32_t p = 0; p < n_own; p++) tagc_part_lay_out(&own[p]);
+    tagc_memory_destroy(memory);
     return status;
 }
 

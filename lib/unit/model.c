@@ -44,7 +44,7 @@ static tagc_status check_options(const tagc_model_options *o, int n_places) {
     TAGC_TRY(check_choice("sum", o->sum, TAGC_ELEMENT_FP32, TAGC_ELEMENT_FP16));
     TAGC_TRY(check_choice("dense_format", o->dense_format, TAGC_FORMAT_FP32, TAGC_FORMAT_BF16));
     TAGC_TRY(check_choice("n_threads", o->n_threads, 1, 256));
-    TAGC_TRY(check_choice("exchange", o->exchange, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT));
+    TAGC_TRY(check_choice("exchange", o->exchange, TAGC_EXCHANGE_SKETCH, TAGC_EXCHANGE_DIRECT));
     TAGC_TRY(check_choice("rests", (int)o->rests, 0, 1));
     TAGC_TRY(check_choice("summed", (int)o->summed, 0, 1));
     if (o->summed && n_places > 1 && o->output == TAGC_OUTPUT_UNIT)

@@ -222,6 +222,11 @@ void tagc_member_owned(const tagc_model *model, int rank, const tagc_member *ten
 /* Makes the parts of a unit from the plans of its tensors. Collective. On failure *parts is NULL. */
 tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_model_part **parts,
                                  uint32_t *n_parts);
+/* Gives the unit, for one call of `visit`, parts that it can come to have, without reducers: of tensors at one level, with `share` of the
+ * level's own share of values; is_apart: each as a part of its own. */
+typedef tagc_status (*tagc_parts_fn)(void *context, tagc_model_unit *unit);
+tagc_status tagc_unit_try_parts(tagc_model_unit *unit, int level, double share, int is_apart,
+                                tagc_parts_fn visit, void *context);
 /* A part gets back what was set aside, since it stays. */
 void tagc_part_take_back(tagc_model_part *part);
 /* Gives a part the reducers of the one that it is the heir of. */

@@ -33,7 +33,7 @@ LEGS = ("index", "values", "leftover", "result", "gather", "control")
 N_PHASES = 5
 MAX_PHASES = 16
 PHASES = ("select", "index", "encode", "decode", "wait")
-EXCHANGES = {"dense": 0, "sketch": 1, "packed": 2, "direct": 3}
+EXCHANGES = {"sketch": 1, "packed": 2, "direct": 3}
 FORMATS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "int2": 4}
 RESIDUAL_NONE = -2  # of ReducerOptions.residual, which is else one of FORMATS
 ROUNDINGS = {"nearest": 0, "stochastic": 1}
@@ -176,6 +176,17 @@ class ScheduleOptions(Structure):
     ]
 
 
+class ScheduleConstants(Structure):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("window", c_int),
+        ("fresh_windows", c_int),
+        ("largest_share", c_double),
+        ("most_share", c_double),
+        ("block_of_every", c_int),
+    ]
+
+
 class ScheduleParameter(Structure):
     _fields_ = [("name", c_char_p), ("n_elems", c_uint64), ("kind", c_int)]
 
@@ -221,6 +232,8 @@ class Alarm(Structure):
     _fields_ = [("kind", c_int), ("n_parameters", c_size_t), ("worst", c_size_t), ("value", c_double)]
 
 
+LEVELS = {"fresh": 0, "every": 1, "largest": 2, "last": 3}
+MOMENTS = {"stays": 0, "shortens": 1, "none": 2}
 CLASSES = {"compressed": 0, "mild": 1, "dense": 2}
 ELEMENTS = {"fp32": 0, "bf16": 1, "fp16": 2}
 
@@ -380,6 +393,7 @@ _FUNCTIONS = {
     "tagc_changes_check": ([c_int, c_void_p, c_uint64, c_uint64, POINTER(c_int)], c_int),
     "tagc_changes_apply": ([c_int, c_void_p, c_uint64, c_void_p, c_uint64], c_int),
     "tagc_schedule_options_init_sized": ([POINTER(ScheduleOptions), c_size_t], None),
+    "tagc_schedule_constants_init_sized": ([POINTER(ScheduleConstants), c_size_t], None),
     "tagc_schedule_create": (
         [POINTER(ScheduleOptions), POINTER(ScheduleParameter), c_size_t, POINTER(c_void_p)],
         c_int,

@@ -108,7 +108,7 @@ def _of(words: Sequence[str]) -> tuple[Settings, list[str], bool]:
             except Error as failure:
                 made.error(f"--{name.replace('_', '-')} is {failure}")
     try:
-        tagc.check_options(**of_compress)
+        tagc.check_options(**tagc.grouped(of_compress))
     except Error as failure:
         made.error(str(failure))
     if given["advise"] and "between" in of_compress:

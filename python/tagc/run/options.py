@@ -15,7 +15,7 @@ from typing import Any
 import tagc.torch as tagc
 from tagc import Error
 
-_NOT_HERE = ("on_step",)  # what no word can be
+_NOT_HERE = ("on_step", "options")  # what no word can be
 
 
 def meant(word: str, known: Iterable[str]) -> str:
@@ -25,13 +25,15 @@ def meant(word: str, known: Iterable[str]) -> str:
 
 
 def of_compress() -> dict[str, Any]:
-    """Returns {name: annotation} of the options that a command line can give."""
+    """Returns {name: annotation} of the options that a command line can give: those of compress(), and those
+    of its Options."""
     hints = typing.get_type_hints(tagc.compress)
-    return {
+    own = {
         name: hints[name]
         for name, option in inspect.signature(tagc.compress).parameters.items()
         if option.kind is option.KEYWORD_ONLY and name not in _NOT_HERE
     }
+    return own | typing.get_type_hints(tagc.Options)
 
 
 def _alternatives(hint: Any) -> list[Any]:
