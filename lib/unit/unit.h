@@ -65,6 +65,7 @@ typedef struct tagc_member {
     uint64_t chunk; /* elements that an owner has of it, but for the last ones; 0 in a flat */
     uint32_t unit;
     tagc_class kind;
+    uint32_t apart;
     int is_scheduled;                 /* has a plan of the schedule */
     int is_followed;                  /* has levels */
     uint32_t parameter;               /* its number in the schedule, if it is scheduled */
@@ -107,6 +108,8 @@ struct tagc_model_part {
     double square;  /* of its gradient, if n_full > 0 */
     float *resting; /* (2, residual): what is not sent, and room; NULL unless options.rests */
     int rests;      /* something is not sent in this exchange */
+    float *beyond;  /* (n of _take + residual): what sums had beyond fp16, and room; NULL: nothing */
+    uint64_t n_saturated;
 };
 
 struct tagc_model_unit {
@@ -116,10 +119,12 @@ struct tagc_model_unit {
     tagc_model_part *parts; /* (n_parts,) */
     uint32_t n_parts;
     int is_begun, is_blind; /* is_blind: the schedule does not look at this exchange */
+    int is_asking;          /* see tagc_model_ask */
     uint64_t n_exchanges;   /* begun; rounding derives from it */
     const tagc_piece *gradients, *sums;
     size_t n_gradients, n_sums;
     uint64_t word;      /* that ranks must have alike */
+    float factor;       /* of sums */
     tagc_status status; /* of _begin, kept for _end */
     char text[TAGC_ERROR_TEXT_BYTES];
     /* With a device. */
@@ -170,6 +175,11 @@ static inline int tagc_model_adds_up(const tagc_model *model) {
 /* 1: reducers work on the caller's arrays. */
 static inline int tagc_model_is_plain(const tagc_model *model) {
     return model->options.cut == TAGC_CUT_FLAT_ARRAYS && !tagc_model_adds_up(model);
+}
+
+/* Elements of a tensor as it is exchanged: rows with padding. */
+static inline uint64_t tagc_member_exchanged(const tagc_model *model, const tagc_member *t) {
+    return tagc_model_is_flat(model) ? t->n_elems : t->chunk * (uint64_t)model->n_owners;
 }
 
 /* ---- layout.c ---- */
