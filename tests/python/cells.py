@@ -8,6 +8,7 @@ rounded, and what a handle does beside another one must be what it does alone, b
 import contextlib
 import functools
 import gc
+import inspect
 import itertools
 
 import torch
@@ -86,10 +87,12 @@ def wrapped(kind, model, group=None):
         of_model = DeviceMesh.from_group(group, "cpu")
     else:
         of_model = mesh((n,), ("all",))
-    wrap = replicate if kind == "replicate" else fully_shard
+    wrap, name = (replicate if kind == "replicate" else fully_shard), "mesh"
+    if name not in inspect.signature(wrap).parameters:  # torch 2.9's replicate()
+        name = "device_mesh"
     for layer in [*model.layers, *filter(None, [model.spare])]:
-        wrap(layer, mesh=of_model)
-    wrap(model, mesh=of_model)
+        wrap(layer, **{name: of_model})
+    wrap(model, **{name: of_model})
     return model
 
 
