@@ -184,7 +184,7 @@ static void make(link_bench *b) {
     tagc_gatherer_options_init(&gather);
     tagc_reducer_options_init(&reducer);
     gather.n_elems = reducer.n_elems = b->n_elems;
-    reducer.exchange = TAGC_EXCHANGE_DENSE;
+    reducer.sparsity = 0;
     for (int wire = 0; wire < 2; wire++)
         for (int unit = 0; unit < b->n_units; unit++) {
             gather.format = reducer.format = wire;

@@ -61,7 +61,7 @@ int tagc_cluster_calls(const tagc_cluster *c, const tagc_times_row *row,
     if (selects) snprintf(lines[n++], most, "optimizer = torch.optim.AdamW(model.parameters())");
     snprintf(lines[n++], most, "handle = tagc.compress(model%s%s%s)", selects ? ", optimizer" : "",
              s->gather == TAGC_GATHER_DELTA4 ? ", parameters=\"delta4\"" : "",
-             c->values.codec == TAGC_CODEC_ON_HOST ? ", codec=\"host\"" : "");
+             c->values.codec == TAGC_CODEC_ON_HOST ? ", options=tagc.Options(codec=\"host\")" : "");
     return n;
 }
 

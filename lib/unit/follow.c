@@ -1,5 +1,6 @@
 /* Follows the schedule (tagc/schedule.h): samples of gradients go in, sums over ranks decide, and plans come out as other parts and
  * other options of reducers. */
+#include "schedule/constants.h"
 #include "unit/unit.h"
 
 #include <stdio.h>
@@ -21,13 +22,12 @@ static int class_has_levels(const tagc_model *model, tagc_class kind) {
 /* What a tensor without a plan of the schedule sends. */
 static tagc_schedule_plan fixed_plan(const tagc_model *model, tagc_class kind) {
     const tagc_schedule_options *o = &model->schedule_options;
-    enum { BLOCK_OF_INT4 = 32 }; /* without selection: among more, small ones arrive late and in bursts */
     tagc_schedule_plan plan = {.level = TAGC_LEVEL_LAST, .moment = 1};
     plan.format = kind == TAGC_CLASS_DENSE  ? (tagc_format)model->options.dense_format
                   : kind == TAGC_CLASS_MILD ? o->mild_format
                                             : o->format;
     plan.sparsity = kind == TAGC_CLASS_DENSE ? 0 : kind == TAGC_CLASS_MILD ? o->mild_sparsity : o->sparsity;
-    if (plan.sparsity == 0 && plan.format == TAGC_FORMAT_INT4) plan.block = BLOCK_OF_INT4;
+    if (plan.sparsity == 0 && plan.format == TAGC_FORMAT_INT4) plan.block = TAGC_BLOCK_OF_EVERY;
     return plan;
 }
 
@@ -38,8 +38,7 @@ static tagc_status describe(tagc_model *model, tagc_schedule_parameter *describe
         tagc_member *t = &model->tensors[i];
         size_t n_samples = 0;
         t->plan = fixed_plan(model, t->kind);
-        t->is_scheduled = t->kind != TAGC_CLASS_DENSE && (t->kind != TAGC_CLASS_COMPRESSED ||
-                                                          model->options.exchange != TAGC_EXCHANGE_DENSE);
+        t->is_scheduled = t->kind != TAGC_CLASS_DENSE;
         t->is_followed = class_has_levels(model, t->kind);
         if (!t->is_scheduled) continue;
         t->parameter = tagc_model_is_following(model) ? model->options.numbers[i] : n;
@@ -100,8 +99,7 @@ tagc_status tagc_part_plan(const tagc_model_part *part, tagc_schedule_plan *plan
     for (uint32_t i = 0; i < part->n_members; i++) {
         const tagc_member *t = &model->tensors[part->members[i]];
         model->numbers[i] = t->parameter;
-        /* as it is exchanged: rows with padding */
-        model->weights[i] = tagc_model_is_flat(model) ? t->n_elems : t->chunk * (uint64_t)model->n_owners;
+        model->weights[i] = tagc_member_exchanged(model, t);
     }
     return tagc_schedule_get_plan(model->schedule, model->numbers, model->weights, part->n_members, plan);
 }

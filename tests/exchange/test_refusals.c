@@ -102,8 +102,7 @@ static void test_reducers(void **state) {
         const char *name;
         int exchange, output, ranks_per_host, format;
         double sparsity;
-    } cases[] = {{"dense", TAGC_EXCHANGE_DENSE, TAGC_OUTPUT_SHARD, 1, TAGC_FORMAT_FP32, 0},
-                 {"dense to all", TAGC_EXCHANGE_DENSE, TAGC_OUTPUT_UNIT, 1, TAGC_FORMAT_BF16, 0},
+    } cases[] = {{"whole to all", TAGC_EXCHANGE_DIRECT, TAGC_OUTPUT_UNIT, 1, TAGC_FORMAT_BF16, 0},
                  {"direct", TAGC_EXCHANGE_DIRECT, TAGC_OUTPUT_SHARD, 1, TAGC_FORMAT_INT4, 0.9},
                  {"direct, whole", TAGC_EXCHANGE_DIRECT, TAGC_OUTPUT_SHARD, 1, TAGC_FORMAT_FP32, 0},
                  {"direct to all", TAGC_EXCHANGE_DIRECT, TAGC_OUTPUT_UNIT, 1, TAGC_FORMAT_INT8, 0.5},
@@ -156,7 +155,8 @@ static void refuse_without_memory(rank_run *run) {
     void *too_much = NULL;
     tagc_reducer_options_init(&options);
     options.n_elems = N_LARGE;
-    options.exchange = TAGC_EXCHANGE_DENSE;
+    options.sparsity = 0;
+    options.format = TAGC_FORMAT_FP32;
     if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK)) return;
     if (run->rank == 1) {
         allow_more(24 << 20);

@@ -113,7 +113,7 @@ def compress(kind, model, *optimizers, **options):
         own["between"] = mesh((2, n // 2), ("hosts", "within"))["hosts"]
     elif n > 2:
         own["hosts"] = 2
-    return tagc.compress(model, *optimizers, **own | options)
+    return tagc.compress(model, *optimizers, **tagc.grouped(own | options))
 
 
 def batch(rank, step, seed=0):

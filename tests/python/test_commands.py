@@ -175,10 +175,10 @@ def test_classes_are_those_of_compress(capsys):
     for row in policy.classify(named):
         of[row.class_] += row.n_elems
     every = dict(exchange=lib.EXCHANGES["direct"], format=lib.FORMATS["int8"], sparsity=0.0)
+    whole = every | dict(format=lib.FORMATS["fp32"])
     units = [
         [
-            dict(n_elems=-(-n // 64) * 64, exchange=lib.EXCHANGES["dense"])
-            | (every if class_ != "dense" else {})
+            dict(n_elems=-(-n // 64) * 64) | (every if class_ != "dense" else whole)
             for class_, n in unit.items()
         ]
         for unit in n_layer * [of] + 2 * [{"compressed": 32_000 * width}]
@@ -286,7 +286,7 @@ def test_the_code_of_the_best_row_is_that_of_readme(capsys):
     expected = call_of_readme("FSDP2, several GPUs per machine, the model fits in one machine")
     assert link["code"][1:] == [line.replace("n_hosts, gpus_per_host", "2, 8") for line in expected]
     (link,) = planned(capsys, *near, "--codec", "host")["links"]
-    assert link["code"][-1] == 'handle = tagc.compress(model, optimizer, codec="host")'
+    assert link["code"][-1] == 'handle = tagc.compress(model, optimizer, options=tagc.Options(codec="host"))'
     (link,) = planned(capsys, "--codec-ns", 1.5, "--link", "25gbit")["links"]
     assert link["packed"].startswith("tagc, 4 bits"), link
     assert link["code"][1:] == ["fully_shard(model)", 'handle = tagc.compress(model, parameters="delta4")'], (

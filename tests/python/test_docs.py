@@ -831,16 +831,18 @@ def test_undefined_words_are_found():
 
 
 def test_the_reference_has_all_options():
+    import dataclasses
     import inspect
 
-    from tagc.torch import compress
+    from tagc.torch import Options, compress
 
     text = (ROOT / "docs/reference/options.md").read_text()
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     options = [name for name, at in inspect.signature(compress).parameters.items() if at.kind in kinds]
-    assert named == [name for name in options if name != "model"]
+    inner = [field.name for field in dataclasses.fields(Options)]
+    assert named == [name for name in options if name != "model"] + inner
     guide = (ROOT / "docs/guide/pytorch.md").read_text()
     used = guide[guide.index("## The most used options") :].split("\n\n")[1]
     assert len(shown := set(re.findall(r"^\| `(\w+)=", used, re.M))) == 6 and shown <= {*named}, shown

@@ -2,6 +2,7 @@
 value."""
 
 import warnings
+from unittest import mock
 
 import pytest
 
@@ -123,19 +124,20 @@ def conservation(rank, world_size):
     ):
         options = {"sparsity": 0.9, "residual": "fp32"} | options
         model = sharded(Odd)
-        with tagc.compress(model, verbose=False, **options) as handle:
+        with tagc.compress(model, verbose=False, **tagc.grouped(options)) as handle:
             spies = [Spy(module) for module in units_of(model)]
             for step in range(4):
                 loss_of(model, batch_of(rank, step)).backward()
             for spy, unit in zip(spies, handle.state.units.values()):
-                held = torch.zeros_like(spy.given)
-                for exchange in unit._exchanges:
-                    residual = exchange.reducer.residual()
-                    for piece, at in exchange.part.pieces:
-                        if residual is not None:
-                            held[piece.start : piece.start + piece.length] = residual[
-                                at : at + piece.length
-                            ].double()
+                held, layout, residuals = (
+                    torch.zeros_like(spy.given),
+                    unit.model.layout,
+                    unit.residuals_on_the_wire(),
+                )
+                for i, parameter in enumerate(layout.parameters):
+                    for piece in layout.pieces_of(i) if parameter.name in residuals else ():
+                        mine = residuals[parameter.name][piece.offset : piece.offset + piece.length]
+                        held[piece.start : piece.start + mine.numel()] = mine.double()
                 sent = sum_in_rank_order(spy.given - held) / world_size
                 torch.testing.assert_close(
                     spy.received, sent, rtol=1e-5, atol=1e-7, msg=str((unit.name, options))
@@ -158,7 +160,7 @@ def sharded_along_columns(rank, world_size):
         check_equal(gradients(model), full_gradients(Even, world_size))
     model = sharded(Even, shard_placement_fn=place)
     exact = dict(values="fp32", residual="fp32")
-    with tagc.compress(model, sparsity=0.8, layers="all", **exact, verbose=False) as handle:
+    with tagc.compress(model, sparsity=0.8, layers="all", verbose=False, **tagc.grouped(exact)) as handle:
         loss_of(model, batch_of(rank)).backward()
         check_residuals_by_parameter(handle, model, world_size)
 
@@ -274,11 +276,16 @@ def unused(rank, world_size, can):
 
 
 def failures_and_after(rank, world_size):
-    """What fails in the middle leaves nothing begun or half made, and the next step is whole."""
+    """What fails in the middle of a device's unit leaves nothing begun or half made, and the next step is
+    whole."""
     import tagc.torch as tagc
+    from tagc.torch.passes import Passes
 
     model = sharded(Odd)
-    with tagc.compress(model, sparsity=0, layers=mix_of_classes, verbose=False) as handle:
+    with (
+        mock.patch.object(Passes, "goes_alone", lambda *_: False),
+        tagc.compress(model, sparsity=0, layers=mix_of_classes, verbose=False) as handle,
+    ):
         loss_of(model, batch_of(rank)).backward()
         unit = handle.state.units["layers.0"]
         way, layout, options, kinds = unit._key[2], unit._layout, unit.options, []
@@ -322,7 +329,7 @@ def train(rank, world_size, n_steps, options):
     import tagc.torch as tagc
 
     model = sharded(Even)
-    handle = tagc.compress(model, verbose=False, **options) if options is not None else None
+    handle = tagc.compress(model, verbose=False, **tagc.grouped(options)) if options is not None else None
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = []
     for step in range(n_steps):

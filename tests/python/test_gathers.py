@@ -303,7 +303,13 @@ def staged(rank, world_size):
     def train(codec):
         model = sharded(Even)
         with tagc.compress(
-            model, sparsity=0.9, layers="all", hosts=2, parameters="delta4", codec=codec, verbose=False
+            model,
+            sparsity=0.9,
+            layers="all",
+            hosts=2,
+            parameters="delta4",
+            verbose=False,
+            options=tagc.Options(codec=codec),
         ) as handle:
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             losses = []

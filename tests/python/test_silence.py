@@ -37,7 +37,7 @@ def silenced(rank, world_size, kind, place, options, words):
     import tagc.torch as tagc
 
     model = wrapped(kind)
-    tagc.compress(model, timeout_s=TIMEOUT_S, verbose=False, **options)
+    tagc.compress(model, timeout_s=TIMEOUT_S, verbose=False, **tagc.grouped(options))
     for step in range(2):
         loss_of(model, batch_of(rank, step)).backward()
     wake = pause(rank) if place == "forward" else None
@@ -162,7 +162,7 @@ def timeouts_of_groups(rank, world_size):
             (DistributedDataParallel(nn.Linear(8, 8), process_group=group), OF_GROUP_S),
             (fully_shard(nn.Linear(8, 8), mesh=mesh), OF_GROUP_S),
         ):
-            with tagc.compress(model, verbose=False, **options) as handle:
+            with tagc.compress(model, verbose=False, **tagc.grouped(options)) as handle:
                 assert {seconds_of(comm) for comm in handle.passes.comms()} == {given_s or wanted_s}
 
 

@@ -34,12 +34,12 @@ from tagc.torch.extension import (
     Layers,
     Memory,
     Mild,
-    Options,
     Parameters,
     Passes,
     ReduceOp,
     Residual,
     Runners,
+    Settings,
     State,
     Unit,
     Values,
@@ -523,7 +523,7 @@ class Collectives:
 
 def _prepared(
     group: Any, names: Any, optimizer: Any, given: dict[str, Any]
-) -> tuple[dist.ProcessGroup, Options, Keys, bool]:
+) -> tuple[dist.ProcessGroup, Settings, Keys, bool]:
     """Makes all ranks agree. Returns (the group, the options, the keys with their hosts, whether the weights
     look fresh). Collective; all ranks raise the same Error."""
     found = dist.group.WORLD if dist.is_initialized() else None
@@ -542,7 +542,7 @@ def _prepared(
         _library.load()
         if given["timeout_s"] is None:
             given["timeout_s"] = timeout_of(found)
-        options = Options(**given)
+        options = Settings(**given)
         keys = Keys(found, options, names)
         if optimizer is not None and not keys.parameters():
             raise Error(
