@@ -162,12 +162,14 @@ static tagc_status make_model(const tagc_fsdp *f, int fresh, tagc_model **out) {
     tagc_schedule_options schedule;
     tagc_model_options options;
     *out = NULL;
-    TAGC_TRY(tagc_agree(f->comm, describe(f, &tensors)));
-    schedule_options(f, fresh, &schedule);
-    model_options(f, &options);
-    options.schedule = &schedule;
-    tagc_status status =
-        tagc_model_create(f->within, f->between, tensors, (size_t)f->tables.n_tensors, &options, out);
+    tagc_status status = tagc_agree(f->comm, describe(f, &tensors));
+    if (status == TAGC_OK) {
+        schedule_options(f, fresh, &schedule);
+        model_options(f, &options);
+        options.schedule = &schedule;
+        status =
+            tagc_model_create(f->within, f->between, tensors, (size_t)f->tables.n_tensors, &options, out);
+    }
     tagc_memory_destroy(tensors);
     if (status == TAGC_OK) tagc_model_set_run(*out, 0); /* the manifest ties files together */
     return status;

@@ -234,7 +234,11 @@ static tagc_status write_all(tagc_trace_writer *w, tagc_comm *comm, trace_text *
     TAGC_TRY(find_zero(w, comm, times));
     tagc_new_file file = {0}; /* of rank 0 */
     uint64_t n_dropped = 0;   /* by all ranks */
-    TAGC_TRY(tagc_agree(comm, w->rank == 0 ? tagc_new_file_open(path, &file) : TAGC_OK));
+    tagc_status opened = tagc_agree(comm, w->rank == 0 ? tagc_new_file_open(path, &file) : TAGC_OK);
+    if (opened != TAGC_OK) {
+        tagc_new_file_close(&file);
+        return opened;
+    }
     if (file.stream != NULL) fprintf(file.stream, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
     tagc_status status = write_pieces(w, comm, pieces, file.stream, &n_dropped);
     int is_sent = status == TAGC_OK;

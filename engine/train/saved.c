@@ -131,6 +131,9 @@ static tagc_status read_root(const json_t *root, tagc_saved *out) {
     const char *tokenizer = json_string_value(json_object_get(root, "tokenizer"));
     if (!tokenizer)
         return tagc_fail(TAGC_ERR_CORRUPT, "the checkpoint's \"tokenizer\" is missing or no text");
+    if (strlen(tokenizer) >= sizeof out->tokenizer)
+        return tagc_fail(TAGC_ERR_CORRUPT, "the checkpoint's \"tokenizer\" is longer than %zu bytes",
+                         sizeof out->tokenizer - 1);
     snprintf(out->tokenizer, sizeof out->tokenizer, "%s", tokenizer);
     const char *cpu = json_string_value(json_object_get(root, "cpu"));
     snprintf(out->cpu, sizeof out->cpu, "%s", cpu ? cpu : "");

@@ -252,8 +252,8 @@ TAGC_API tagc_status tagc_model_create_on(tagc_queue *queue, tagc_comm *within, 
                                           const tagc_tensor *tensors, size_t n_tensors,
                                           const tagc_model_options *options, tagc_model **out);
 
-/* Local. Says where pieces of a unit will lie, so that the first _begin_on with that makes nothing: their lists and distances count, and
- * nothing is read. It may wait for all enqueued exchanges. */
+/* Local. Says where pieces of a unit will lie, so that exchanges with that allocate nothing, whatever the schedule decides: their lists and
+ * distances count, and nothing is read. It may wait for all enqueued exchanges. */
 TAGC_API tagc_status tagc_model_prepare_on(tagc_model *model, uint32_t unit, const tagc_piece *gradients,
                                            size_t n_gradients, const tagc_piece *sums, size_t n_sums);
 

@@ -101,7 +101,8 @@ typedef struct tagc_model_options {
     int output;
     /* tagc_op, default AVG: the sum divided by the number of ranks. */
     int op;
-    /* tagc_element of gradients, and of sums. Default FP32. */
+    /* tagc_element of gradients, and of sums. Default FP32. The mean of fp16 gradients fits into fp16: what rounding and residuals put
+     * beyond waits in the residual, as far as there is memory for that. */
     int gradient, sum;
     /* tagc_format of the class DENSE, FP32 (default) or BF16. Sums are made in fp32. */
     int dense_format;
@@ -111,8 +112,8 @@ typedef struct tagc_model_options {
     uint64_t min_elems;
     /* Threads that encode and decode. Results do not depend on it. [1, 256], default 1. */
     int n_threads;
-    /* tagc_exchange of the class COMPRESSED, default DIRECT. SKETCH and PACKED are the paper's; they have no levels, and FP32
-     * residuals. */
+    /* tagc_exchange of the class COMPRESSED, default DIRECT. SKETCH and PACKED are the paper's; they have no levels of the schedule, and
+     * FP32 residuals. */
     int exchange;
     /* Options of SKETCH and PACKED. Copied. Default NULL: the defaults of tagc_paper_options. */
     const struct tagc_paper_options *paper;
@@ -135,6 +136,12 @@ typedef struct tagc_model_options {
     /* 1: a tensor whose gradient is zero on this rank keeps what is not sent yet, as where sums of tensors that no rank used are
      * thrown away. Default 0. */
     uint64_t rests;
+    /* (n_tensors,), copied. Tensors with different numbers are never exchanged as one, as those that tensor parallelism replicates and
+     * those that it splits must not be: the former stay equal on its ranks. Default NULL: all numbers are 0. */
+    const uint32_t *apart;
+    /* tagc_format, FP32 or BF16, in which ranks of a host send each other gradients; they are added up in fp32. Default -1: FP32 if hosts
+     * send that, else BF16. */
+    int within_format;
     /* What messages call the model's exchanges; at most 95 bytes, more are cut. Copied. Default NULL: they name the unit and its first
      * tensor. */
     const char *name;
@@ -200,6 +207,14 @@ TAGC_API tagc_status tagc_model_begin_failed(tagc_model *model, uint32_t unit, t
  * Default 0. */
 TAGC_API tagc_status tagc_model_set_word(tagc_model *model, uint32_t unit, uint64_t word);
 
+/* Collective, in the place of _begin and _end. Returns TAGC_OK if all ranks ask with the same word, as where all of them are about to change
+ * what they exchange; else TAGC_ERR_MISMATCH on all, also on those that have begun an exchange. Nothing is exchanged, and nothing
+ * changes. */
+TAGC_API tagc_status tagc_model_ask(tagc_model *model, uint32_t unit, uint64_t word);
+
+/* Collective in effect. Sets by what the next sums of a unit are multiplied. Finite. Default 1. Not with TAGC_CUT_FLAT_ARRAYS. */
+TAGC_API tagc_status tagc_model_set_factor(tagc_model *model, uint32_t unit, double factor);
+
 /* Never blocks. Sets *done to 1 if _end would return at once, else to 0. */
 TAGC_API tagc_status tagc_model_test(tagc_model *model, uint32_t unit, int *done);
 
@@ -215,6 +230,8 @@ typedef struct tagc_model_stats {
     double total_s;
     /* 1: some rank's gradient had NaN or Inf, or a sum overflowed. Sums are NaN, and residuals as before. */
     uint64_t nonfinite;
+    /* Sums of this rank's that were beyond fp16 (`sum` in the options). */
+    uint64_t n_saturated;
 } tagc_model_stats;
 
 TAGC_API void tagc_model_stats_init_sized(tagc_model_stats *stats, size_t struct_bytes);
@@ -228,7 +245,8 @@ TAGC_API tagc_status tagc_model_end(tagc_model *model, uint32_t unit, tagc_model
 TAGC_API uint32_t tagc_model_n_parts(const tagc_model *model, uint32_t unit);
 
 /* Writes the statistics of a part in the exchange of its unit that ended last, without the bytes within a host; one of its tensors,
- * whose class and plan are the part's; and the elements of all its tensors. tensor, n_elems, stats: NULL, or where to. */
+ * whose class and plan are the part's; and the elements of all its tensors as they are exchanged, with the padding of owners' chunks.
+ * tensor, n_elems, stats: NULL, or where to. */
 TAGC_API tagc_status tagc_model_part_stats(const tagc_model *model, uint32_t unit, uint32_t part,
                                            uint32_t *tensor, uint64_t *n_elems, tagc_reducer_stats *stats);
 

@@ -1,7 +1,7 @@
 """tagc and its peers at equal bits and equal simulated time: one command per table.
 
     python -m pip install -r lab/parity/requirements.txt  # beside torch; the library: make build
-    python lab/parity/parity.py tiny            # every arm, 0.2 M parameters, 240 steps
+    python lab/parity/parity.py tiny            # every arm but LocalSteps, 0.2 M parameters, 240 steps
     python lab/parity/parity.py tiny-long       # 15 arms, 0.2 M parameters, 10 tokens per parameter
     python lab/parity/parity.py cluster         # 7 arms on 2 hosts of 2 ranks
     python lab/parity/parity.py tiny-untied     # fewer arms, the head has a matrix of its own

@@ -26,26 +26,33 @@ def run(setting, arm, rate, seed, cache, path, stop):
     """Writes the run to `path` as it goes, and returns it when it is whole. stop: an event that ends it
     early."""
     world = setting.n_ranks if arm.kind == "gloo" else 1
-    context = multiprocessing.get_context("forkserver")  # torch is imported once, by the server
-    context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.nn.parallel", "train"])
     with tempfile.TemporaryDirectory() as folder:
-        job = (setting, arm, rate, seed, str(cache), str(path), folder)
-        ranks = [context.Process(target=_main, args=(rank, world, *job)) for rank in range(world)]
-        for process in ranks:
-            process.start()
-        try:
-            while any(process.exitcode is None for process in ranks):
-                time.sleep(0.1)
-                if stop.is_set() or any(process.exitcode not in (None, 0) for process in ranks):
-                    break
-        finally:
-            for process in ranks:
-                if process.exitcode is None:
-                    process.terminate()
-                process.join()
-    if any(process.exitcode for process in ranks):
-        raise RuntimeError(f"{path.stem}: ranks ended with {[process.exitcode for process in ranks]}")
+        job = (world, setting, arm, rate, seed, str(cache), str(path), folder)
+        in_ranks(_main, world, job, path.stem, ["torch.nn.parallel", "train"], stop.is_set)
     return json.loads(path.read_text())
+
+
+def in_ranks(target, n_ranks, words, name, modules, is_stopped=lambda: False):
+    """Runs target(rank, *words) in processes of a server that has imported torch and `modules` once, until
+    all have ended, one has failed or is_stopped() says so. name: what the RuntimeError of a failure calls
+    them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed.fsdp", *modules])
+    ranks = [context.Process(target=target, args=(rank, *words)) for rank in range(n_ranks)]
+    for process in ranks:
+        process.start()
+    try:
+        while any(process.exitcode is None for process in ranks):
+            time.sleep(0.1)
+            if is_stopped() or any(process.exitcode not in (None, 0) for process in ranks):
+                break
+    finally:
+        for process in ranks:
+            if process.exitcode is None:
+                process.terminate()
+            process.join()
+    if any(process.exitcode for process in ranks):
+        raise RuntimeError(f"{name}: ranks ended with {[process.exitcode for process in ranks]}")
 
 
 def _main(rank, world, setting, arm, rate, seed, cache, path, folder):

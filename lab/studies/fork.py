@@ -31,7 +31,8 @@ import runner
 RATES = (3e-4, 1e-4)  # of dense; the others get the better one
 LORA_RATE = 1e-3
 # "compress": what compress() gets; "optimizer": whether it gets that, too; "local": what LocalSteps gets;
-# "lora": adapters alone are trained, under DDP, else it is FSDP2. "against": the arm it is held against.
+# "lora": adapters alone are trained, under DDP, else it is FSDP2. "preferences": the loss is one of them,
+# with a term of supervised tuning. "against": the arm it is held against; None: none.
 ARMS = {
     "dense": {"words": "FSDP2, fp32"},
     "one line": {"words": "`compress(model)`", "compress": {}},
@@ -49,6 +50,18 @@ ARMS = {
         "compress": {},
         "optimizer": True,
         "against": "LoRA",
+    },
+    "preferences": {
+        "words": "DPO with a term of supervised tuning, FSDP2, fp32",
+        "preferences": True,
+        "against": None,
+    },
+    "preferences, with the optimizer": {
+        "words": "the same, `compress(model, optimizer)`",
+        "preferences": True,
+        "compress": {},
+        "optimizer": True,
+        "against": "preferences",
     },
     "LocalSteps": {"words": "`LocalSteps(model, optimizer, every=30)`, 4 bits", "local": {"every": 30}},
 }
@@ -137,6 +150,8 @@ def run_missing(args):
 def above(rows, name):
     """{seed: how far the loss of an arm is above that of the arm it is held against}"""
     other = ARMS[name].get("against", "dense")
+    if other is None:
+        return {}
     rates = {arm: ARMS[arm].get("rate", shown_rate(rows)) for arm in (name, other)}
     losses = {
         arm: {row["seed"]: row["loss"] for row in rows if (row["arm"], row["rate"]) == (arm, rates[arm])}
@@ -159,7 +174,7 @@ def table(found):
             own = [row for row in rows if (row["arm"], row["rate"]) == (name, rate)]
             is_shown = rate == arm.get("rate", shown_rate(rows))
             gaps = list(above(rows, name).values()) if is_shown and name != "dense" else []
-            whom = " LoRA's" if "against" in arm else ""
+            whom = f" of {arm['against']}" if arm.get("against") else ""
             bits = [row["bits"] for row in own if "bits" in row]
             last = [row["last_bits"] for row in own if "last_bits" in row]
             cells = [

@@ -1,8 +1,9 @@
 """One run of fork.py: an arm, a rate and a seed, on 2 hosts of 2 ranks. Ranks are processes over gloo on this
 machine; tagc is told which of them share a host."""
 
+import copy
 import hashlib
-import multiprocessing
+import json
 import os
 import pathlib
 import sys
@@ -23,7 +24,8 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("examples/pytorch", "python", 
 
 import corpus
 from fine_tune import masked
-from preference import Lora
+from preference import BETA, SFT, Lora
+from train import in_ranks
 
 HOSTS, PER_HOST = 2, 2
 RANKS = HOSTS * PER_HOST
@@ -36,11 +38,38 @@ SAMPLES_OF_RUN = 10**6  # seeds of batches; runs with other seeds have others
 class Fork(BertForMaskedLM):
     """Its head is tied to the embedding, and computes what is asked for alone."""
 
-    def forward(self, tokens, wanted):
-        """Returns the mean loss. tokens, wanted: (rows, length); wanted is -100 where nothing is asked."""
+    def forward(self, tokens, wanted, with_rejected=False):
+        """Returns the mean loss. tokens, wanted: (rows, length); wanted is -100 where nothing is asked.
+        with_rejected: (the mean loss, (rows,): how much more likely each row's words are than other words of
+        the batch in their places)."""
         x = self.bert(input_ids=tokens).last_hidden_state  # (rows, length, width)
         asked = wanted != -100
-        return F.cross_entropy(self.cls(x[asked]), wanted[asked])
+        words = wanted[asked]  # (n,)
+        scores = self.cls(x[asked]).log_softmax(-1)  # (n, vocabulary)
+        loss = F.nll_loss(scores, words)
+        if not with_rejected:
+            return loss
+        margins = (scores.gather(1, words[:, None]) - scores.gather(1, words.roll(1)[:, None]))[:, 0]
+        of_row = asked.nonzero()[:, 0]  # (n,): its row
+        return loss, margins.new_zeros(len(tokens)).index_add(0, of_row, margins)
+
+
+class Preferences:
+    """DPO with a term of supervised tuning: the words of a text are preferred to the same words in other
+    places. The reference is the model as it was, sharded by itself; tagc does not see it."""
+
+    def __init__(self, reference):
+        self.reference = reference.requires_grad_(False).eval()
+
+    def __call__(self, model, tokens, wanted):
+        with torch.no_grad():
+            _, before = self.reference(tokens, wanted, with_rejected=True)
+        loss, now = model(tokens, wanted, with_rejected=True)
+        return -F.logsigmoid(BETA * (now - before)).mean() + SFT * loss
+
+
+def masked_words(model, tokens, wanted):
+    return model(tokens, wanted)
 
 
 # ---- the text ----
@@ -77,41 +106,22 @@ def made_text(cache, folder, length, documents):
 
 
 def run(job, arm, setting, folder, tokens):
-    """Returns the row of a run. Its ranks are processes of a server that has imported torch once."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "transformers", "fork_run"])
-    results = context.SimpleQueue()
+    """Returns the row of a run."""
     with tempfile.TemporaryDirectory() as scratch:
-        words = (results, f"{scratch}/store", job, arm, setting, str(folder), tokens)
-        ranks = [context.Process(target=_main, args=(rank, *words)) for rank in range(RANKS)]
-        for process in ranks:
-            process.start()
-        try:
-            row = None
-            while any(process.exitcode is None for process in ranks):
-                time.sleep(0.2)
-                if row is None and not results.empty():
-                    row = results.get()
-                if any(process.exitcode not in (None, 0) for process in ranks):
-                    break
-        finally:
-            for process in ranks:
-                if process.exitcode is None:
-                    process.terminate()
-                process.join()
-    if row is None or any(process.exitcode for process in ranks):
-        raise RuntimeError(f"{job}: ranks ended with {[process.exitcode for process in ranks]}")
-    return row
+        words = (scratch, job, arm, setting, str(folder), tokens)
+        in_ranks(_main, RANKS, words, str(job), ["transformers", "fork_run"])
+        return json.loads(pathlib.Path(scratch, "row.json").read_text())
 
 
-def _main(rank, results, store, *words):
+def _main(rank, scratch, *words):
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(store, RANKS), rank=rank, world_size=RANKS)
+    store = dist.FileStore(f"{scratch}/store", RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     row = one_run(*words)
-    dist.barrier()
     if rank == 0:
-        results.put(row)
+        pathlib.Path(scratch, "row.json").write_text(json.dumps(row))
+    dist.barrier()
     dist.destroy_process_group()
     sys.stdout.flush()
     os._exit(0)  # torch's threads may still hold what interpreters take apart
@@ -124,6 +134,9 @@ def one_run(job, arm, setting, folder, tokens):
     torch.manual_seed(seed)  # the head's own layer begins at random
     model = Fork.from_pretrained(folder, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     tokenizer, blocks = AutoTokenizer.from_pretrained(folder), torch.load(tokens)
+    objective = masked_words
+    if arm.get("preferences"):
+        objective = Preferences(_wrapped(copy.deepcopy(model), arm)[0])
     model, sites = _wrapped(_with_adapters(model) if arm.get("lora") else model, arm)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=rate)
@@ -132,7 +145,7 @@ def one_run(job, arm, setting, folder, tokens):
         "n_params": sum(p.numel() for p in model.parameters()),
         "n_trained": sum(map(torch.numel, trained)),
     }
-    losses = {0: _held_loss(model, blocks["held"][: setting["held"]], tokenizer, setting)}
+    losses = {0: _held_loss(model, objective, blocks["held"][: setting["held"]], tokenizer, setting)}
     model.train()
     parent = os.getppid()
     for step in range(setting["steps"]):
@@ -144,16 +157,18 @@ def one_run(job, arm, setting, folder, tokens):
         chosen = torch.randint(
             len(blocks["train"]), (setting["rows"],), generator=torch.Generator().manual_seed(own)
         )
-        model(*masked(blocks["train"][chosen], tokenizer, own)).backward()
+        objective(model, *masked(blocks["train"][chosen], tokenizer, own)).backward()
         nn.utils.clip_grad_norm_(trained, setting["clip"])
         optimizer.step()
         optimizer.zero_grad()
         counts.step(step + 1)
         is_last = step + 1 == setting["steps"]
         if (step + 1) % setting["held_every"] == 0 and not is_last:
-            losses[step + 1] = _held_loss(model, blocks["held"][: setting["held"]], tokenizer, setting)
+            losses[step + 1] = _held_loss(
+                model, objective, blocks["held"][: setting["held"]], tokenizer, setting
+            )
     counts.close()
-    row["loss"] = _held_loss(model, blocks["held"][: setting["held_at_end"]], tokenizer, setting)
+    row["loss"] = _held_loss(model, objective, blocks["held"][: setting["held_at_end"]], tokenizer, setting)
     seconds = torch.tensor(time.process_time() - begin)
     dist.all_reduce(seconds)
     return job | row | {"losses": losses, "cpu_seconds": seconds.item()} | counts.row()
@@ -193,7 +208,7 @@ def _wrapped(model, arm):
 
 
 @torch.no_grad()
-def _held_loss(model, held, tokenizer, setting):
+def _held_loss(model, objective, held, tokenizer, setting):
     """Returns the mean over all that is asked in those blocks, of which each rank has its share; the same for
     all arms and seeds."""
     rank, own = dist.get_rank(), torch.zeros(2, dtype=torch.float64)
@@ -203,7 +218,7 @@ def _held_loss(model, held, tokenizer, setting):
         # FSDP2's ranks gather together, so that each computes its rows of every batch
         tokens, wanted = tokens.chunk(RANKS)[rank], wanted.chunk(RANKS)[rank]
         n = (wanted != -100).sum()
-        own += torch.stack([model(tokens, wanted).double() * n, n.double()])
+        own += torch.stack([objective(model, tokens, wanted).double() * n, n.double()])
     model.train()
     dist.all_reduce(own)
     return (own[0] / own[1]).item()

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import pathlib
+import re
 import sys
 
 import numpy
@@ -17,6 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "lab" / "parity"))
 
 import arms
 import corpus
+import drawing
 import ranks
 import runner
 import simulate
@@ -534,6 +536,20 @@ def test_documents_are_english_text_of_the_endings_asked_for(tmp_path, monkeypat
     assert len(found) == 41 and {row[:2] for row in found} == {("a", "1.2")}
     assert [kept for *_, kept in found].count("") == 1  # of 0.txt and again.md, the second
     assert 4 <= sum(is_held_out for *_, is_held_out, _ in found) <= 18
+
+
+STORED = pathlib.Path(__file__).parents[1] / "results" / "parity"
+
+
+@pytest.mark.parametrize("name", ["3m", "tiny-long", "tiny-no-bias", "tiny-untied"])
+def test_a_picture_is_what_is_stored(name, tmp_path):
+    pytest.importorskip("altair")
+    kept = json.loads((STORED / f"{name}.json").read_text())
+    drawing.draw(kept | {"runs": [runner.whole(run) for run in kept["runs"]]}, tmp_path / name)
+    words = [
+        re.findall(r">([^<>]+)</text>", (folder / f"{name}.svg").read_text()) for folder in (tmp_path, STORED)
+    ]
+    assert words[0] == words[1] and set(words[0]) & set(drawing.NAMES.values())
 
 
 def test_every_arm_can_be_made():

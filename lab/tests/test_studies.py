@@ -1,6 +1,7 @@
 """What the programs in lab/studies refuse, by name, before they train; and that one trains."""
 
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -102,9 +103,10 @@ def test_forks_run_dense_first_and_then_what_readme_has():
     assert names[:2] == [("dense", 3e-4, 1), ("dense", 1e-4, 1)]
     assert fork.next_job([], ["one line"]) is None
     assert fork.next_job([], ["one line"], 3e-4) == {"arm": "one line", "rate": 3e-4, "seed": 1}
-    assert [name for name, *_ in names[2:8]] == [name for name in fork.ARMS if name != "dense"]
+    n = 1 + len(fork.ARMS)
+    assert [name for name, *_ in names[2:n]] == [name for name in fork.ARMS if name != "dense"]
     assert {rate for name, rate, _ in names[2:] if "LoRA" not in name} == {3e-4}
-    assert names[8:] == [(name, 3e-4, seed) for seed in (2, 3) for name in fork.OF_README]
+    assert names[n:] == [(name, 3e-4, seed) for seed in (2, 3) for name in fork.OF_README]
     assert fork.next_job(fork_rows(*names[:2]), ["LocalSteps"])["arm"] == "LocalSteps"
 
 
@@ -136,14 +138,19 @@ def fork_documents():
     yield from (("package", "1", 0, number == 2, words * 60) for number in range(4))
 
 
+def fork_setting():
+    import fork
+
+    return fork.SETTING | {
+        "steps": 6, "length": 16, "warmup": 2, "held_every": 3, "held": 8, "held_at_end": 16, "held_rows": 8
+    }  # fmt: skip
+
+
 def fork_runs(rank, world_size, folder, tokens):
     import fork
     import fork_run
 
-    setting = fork.SETTING | {
-        "steps": 6, "length": 16, "warmup": 2, "held_every": 3, "held": 8, "held_at_end": 16, "held_rows": 8
-    }  # fmt: skip
-    rows = {}
+    rows, setting = {}, fork_setting()
     for name, arm in fork.ARMS.items():
         arm = arm | {"local": {"every": 3}} if "local" in arm else arm
         rows[name] = fork_run.one_run({"arm": name, "rate": 1e-3, "seed": 1}, arm, setting, folder, tokens)
@@ -153,6 +160,9 @@ def fork_runs(rank, world_size, folder, tokens):
 
 def check_fork_rows(rows):
     first = {name: row["losses"][0] for name, row in rows.items()}  # "every leg" gathers bf16
+    preferred = [first.pop(name) for name in list(first) if "preferences" in name]
+    at_first = math.log(2) + 0.2 * first["dense"]  # the policy is the reference
+    assert preferred == pytest.approx([at_first, at_first], rel=1e-4), preferred
     assert first == pytest.approx(dict.fromkeys(first, first["dense"]), rel=1e-4), first
     assert all(row["loss"] < row["losses"][0] for row in rows.values()), rows
     sent = {name: row["bytes_of_host"] for name, row in rows.items()}
@@ -171,6 +181,9 @@ def test_forks_train(model, tmp_path):  # noqa: F811
     assert fork_run.made_text(tmp_path, model, 16, fork_documents()) == (tokens, about)
     assert about["packages"] == {"package": "1"} and about["n_tokens"]["held"] >= 256, about
     ranks.run(fork_runs, 4, model, tokens)
+    job = {"arm": "dense", "rate": 1e-3, "seed": 1}
+    row = fork_run.run(job, {}, fork_setting(), model, tokens)  # in processes of its own
+    assert job.items() <= row.items() and row["loss"] < row["losses"]["0"], row
 
 
 # ---- the ladder ----
@@ -217,6 +230,34 @@ def test_ladder_is_run_from_the_small_sizes_on_at_the_better_rate_of_dense():
     assert all(gap == pytest.approx(100 * 0.03 / (3 + 4e-3)) for _, gap in ladder.gaps(rows, "tagc")[:3])
     assert len(ladder.gaps(rows, "tagc-optimizer")) == 7
     assert "refutes the line" in ladder.said_of(rows) and "Nothing is missing" in ladder.table(rows)
+
+
+def test_ladder_stores_each_row_and_repeats_none(tmp_path, monkeypatch):
+    import argparse
+    import dataclasses
+
+    import corpus
+    import ladder
+    import numpy
+
+    for kind in ("train", "val"):
+        tokens = numpy.random.default_rng(1).zipf(1.5, 5000) % 256
+        tokens.astype(numpy.uint16).tofile(tmp_path / f"{kind}-256.bin")
+    small = dataclasses.replace(
+        ladder.SIZES["0.3 M"], n_layer=1, n_embd=32, n_head=2, n_positions=8, n_vocabulary=256, batch_size=2,
+        steps=4, warmup=1, eval_every=2, eval_tokens=1024, final_tokens=1024, seeds=(1,)
+    )  # fmt: skip
+    monkeypatch.setattr(ladder, "SIZES", {"0.3 M": small})
+    monkeypatch.setattr(ladder, "ARMS", {"dense": "dense", "tagc-all-optimizer": "every leg"})
+    monkeypatch.setattr(corpus, "make", lambda cache, n: {"n_tokens": n})
+    path = tmp_path / "ladder.json"
+    args = argparse.Namespace(json=path, cache=tmp_path, sizes=["0.3 M"], autocast=False, minutes=9)
+    ladder.run_missing(args)
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["arm"] for row in rows] == ["dense", "dense", "tagc-all-optimizer"]
+    assert all(4 < row["loss"] < 6 and row["bits"] > 0 for row in rows), rows
+    ladder.run_missing(args)
+    assert json.loads(path.read_text())["rows"] == rows
 
 
 def test_peers_are_reproduced_or_say_what_is_missing():

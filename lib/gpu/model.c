@@ -11,11 +11,14 @@
 #include "core/status.h"
 #include "gpu/store.h"
 #include "gpu/unit_private.h"
+#include "schedule/constants.h"
 #include "unit/unit.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { SQUARES_BYTES = 2 * TAGC_N_SQUARES * sizeof(double) }; /* of a residual and a gradient */
 
 /* Bytes between the device and a buffer of the queue. */
 typedef struct piece_copy {
@@ -66,7 +69,11 @@ static tagc_status open_unit(void *queue, tagc_model_unit *unit) {
     tagc_model_place *m = unit->there = memory;
     *m = (tagc_model_place){.queue = queue, .unit = unit};
     m->squares = (double *)(void *)((char *)memory + squares_at);
-    return has_kernels(queue) ? tagc_store_create(queue, &m->store) : TAGC_OK;
+    if (!has_kernels(queue)) return TAGC_OK;
+    TAGC_TRY(tagc_kernels_enter(m->queue->kernels)); /* for residual_square: a step allocates nothing */
+    tagc_status status = tagc_kernels_reserve(m->queue->kernels, SQUARES_BYTES, SQUARES_BYTES);
+    tagc_kernels_leave(m->queue->kernels);
+    return status == TAGC_OK ? tagc_store_create(queue, &m->store) : status;
 }
 
 static void let_go(tagc_model_unit *unit) {
@@ -87,16 +94,37 @@ static void close_unit(tagc_model_unit *unit) {
     unit->there = NULL;
 }
 
-/* Without memory for this, the store grows part by part. */
-static void expect(tagc_model_unit *unit, const tagc_model_part *parts, uint32_t n_parts) {
-    tagc_reducer_options *options;
+/* Options of what has kernels: of the parts, or of each of their tensors as a part of its own, which needs most. Returns how many. */
+static uint32_t list_options(const tagc_model_part *parts, uint32_t n_parts, int is_apart,
+                             tagc_reducer_options *options) {
     uint32_t n = 0;
+    for (uint32_t p = 0; p < n_parts; p++) {
+        const tagc_model *model = parts[p].model;
+        if (!parts[p].is_there) continue;
+        tagc_part_options(&parts[p], &options[n++]);
+        if (!is_apart || !parts[p].is_followed || tagc_model_is_flat(model)) continue;
+        uint64_t n_rows = options[n - 1].n_elems / parts[p].width;
+        tagc_reducer_options of_part = options[--n];
+        for (uint32_t i = 0; i < parts[p].n_members; i++, n++) {
+            options[n] = of_part;
+            options[n].n_elems =
+                tagc_padded_elems(model->tensors[parts[p].members[i]].chunk * n_rows, model->n_hosts);
+        }
+    }
+    return n;
+}
+
+/* As many bytes as the unit's parts can come to take. Without memory for this, the store grows part by part. */
+static void expect(tagc_model_unit *unit, const tagc_model_part *parts, uint32_t n_parts) {
+    tagc_store *store = place_of(unit)->store;
     void *memory;
-    if (tagc_memory_create(n_parts * sizeof *options, "options of parts", &memory) != TAGC_OK) return;
-    options = memory;
-    for (uint32_t p = 0; p < n_parts; p++)
-        if (parts[p].is_there) tagc_part_options(&parts[p], &options[n++]);
-    (void)tagc_store_expect(place_of(unit)->store, unit->model->between, options, n);
+    if (tagc_memory_create(unit->n_members * sizeof(tagc_reducer_options), "options of parts", &memory) !=
+        TAGC_OK)
+        return;
+    for (int is_apart = 0; is_apart < 2; is_apart++) {
+        uint32_t n = list_options(parts, n_parts, is_apart, memory);
+        (void)tagc_store_expect(store, unit->model->between, memory, n);
+    }
     tagc_memory_destroy(memory);
 }
 
@@ -105,7 +133,6 @@ static tagc_status make_reducer(tagc_model_part *part, const tagc_reducer_option
 }
 
 static tagc_status residual_square(tagc_model_part *part, double *square) {
-    enum { BYTES = 2 * TAGC_N_SQUARES * sizeof(double) };
     tagc_kernels *k = place_of(part->unit)->queue->kernels;
     const tagc_reducer *r = part->reducer;
     *square = 0;
@@ -116,10 +143,11 @@ static tagc_status residual_square(tagc_model_part *part, double *square) {
                              .n = r->shard,
                              .row_bytes = r->row_bytes};
     TAGC_TRY(tagc_kernels_enter(k));
-    tagc_status status = tagc_kernels_reserve(k, BYTES, BYTES);
+    tagc_status status = tagc_kernels_reserve(k, SQUARES_BYTES, SQUARES_BYTES);
     if (status == TAGC_OK)
         status = tagc_kernels_check(k, k->maker->runs->squares(&of, (double *)k->work, k->stream));
-    if (status == TAGC_OK) status = tagc_kernels_copy(k, k->pinned, k->work, BYTES, TAGC_COPY_TO_HOST);
+    if (status == TAGC_OK)
+        status = tagc_kernels_copy(k, k->pinned, k->work, SQUARES_BYTES, TAGC_COPY_TO_HOST);
     if (status == TAGC_OK) status = tagc_kernels_wait(k);
     if (status == TAGC_OK) *square = tagc_squares_sum((const double *)(const void *)k->pinned);
     tagc_kernels_leave(k);
@@ -319,7 +347,7 @@ static size_t list_runs(const tagc_model_unit *u, const arrays *a, unit_lists *l
     return n;
 }
 
-static tagc_status make_ahead(tagc_model_place *m) {
+static tagc_status make_ahead(tagc_model_place *m, tagc_unit **out) {
     tagc_model_unit *u = m->unit;
     const tagc_model *model = u->model;
     const tagc_model_options *o = &model->options;
@@ -356,7 +384,7 @@ static tagc_status make_ahead(tagc_model_place *m) {
                                  .numbers = l.numbers,
                                  .counts = l.counts,
                                  .places = l.places};
-    tagc_status status = tagc_unit_make(m->queue, m, &options, o->sum, overlaps(&a), &m->ahead);
+    tagc_status status = tagc_unit_make(m->queue, m, &options, o->sum, overlaps(&a), out);
     tagc_memory_destroy(memory);
     return status;
 }
@@ -365,7 +393,45 @@ static tagc_status make_ahead(tagc_model_place *m) {
 static tagc_status make_for_pieces(tagc_model_place *m) {
     let_go(m->unit);
     TAGC_TRY(remember(m));
-    return make_ahead(m);
+    return make_ahead(m, &m->ahead);
+}
+
+/* Makes probes of reducers, and a unit of them, which leave their memory with the queue and the store. dense: the reducer of that class. */
+static tagc_status take_memory_for_parts(void *context, tagc_model_unit *u) {
+    tagc_reducer *dense = context;
+    tagc_model_place *m = place_of(u);
+    tagc_unit *unit = NULL;
+    tagc_status status = TAGC_OK;
+    for (uint32_t p = 0; p < u->n_parts && status == TAGC_OK; p++) {
+        tagc_reducer_options options;
+        u->parts[p].reducer = dense;
+        if (!u->parts[p].is_there) continue;
+        tagc_part_options(&u->parts[p], &options);
+        status = tagc_reducer_probe_in(m->store, u->model->between, &options, &u->parts[p].reducer);
+    }
+    if (status == TAGC_OK) status = make_ahead(m, &unit);
+    tagc_unit_destroy(unit);
+    for (uint32_t p = 0; p < u->n_parts; p++)
+        if (u->parts[p].is_there) tagc_reducer_destroy(u->parts[p].reducer);
+    return status;
+}
+
+/* Whatever the schedule does, later exchanges allocate nothing. Batches need most where all tensors are at one level, and bodies where each
+ * is at another; work memory is largest at one share or another, since a small one is searched for in another way. */
+static tagc_status take_memory(tagc_model_place *m) {
+    static const double least_share = 0.05;
+    tagc_model_unit *u = m->unit;
+    tagc_reducer *dense = NULL;
+    int has_levels = 0;
+    for (uint32_t p = 0; p < u->n_parts; p++) {
+        has_levels |= u->parts[p].is_followed;
+        if (!u->parts[p].is_there) dense = u->parts[p].reducer;
+    }
+    for (int level = TAGC_LEVEL_FRESH; has_levels && level <= TAGC_LEVEL_LAST; level++)
+        for (double share = TAGC_MOST_SHARE; share > least_share; share /= TAGC_MOST_SHARE)
+            for (int is_apart = 0; is_apart < 2; is_apart++)
+                TAGC_TRY(tagc_unit_try_parts(u, level, share, is_apart, take_memory_for_parts, dense));
+    return TAGC_OK;
 }
 
 /* Makes what a unit needs that does not depend on pieces, and the rest for those that are known. */
@@ -384,7 +450,7 @@ static tagc_status take_up(tagc_model_unit *unit) {
     unit->n_gradients = m->n_gradients;
     unit->sums = m->pieces + m->n_gradients;
     unit->n_sums = m->n_sums;
-    tagc_status status = make_ahead(m);
+    tagc_status status = make_ahead(m, &m->ahead);
     unit->gradients = unit->sums = NULL;
     return status;
 }
@@ -583,7 +649,8 @@ tagc_status tagc_model_prepare_on(tagc_model *model, uint32_t number, const tagc
     unit->n_gradients = n_gradients;
     unit->sums = sums;
     unit->n_sums = n_sums;
-    tagc_status status = unit->is_there ? make_for_pieces(m) : remember(m);
+    tagc_status status = unit->is_there ? take_memory(m) : TAGC_OK;
+    if (status == TAGC_OK) status = unit->is_there ? make_for_pieces(m) : remember(m);
     unit->gradients = unit->sums = NULL;
     return status;
 }

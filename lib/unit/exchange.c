@@ -15,7 +15,7 @@
 
 static const tagc_model_stats no_stats;
 static const tagc_sized stats_struct = {"tagc_model_stats", sizeof(tagc_model_stats),
-                                        offsetof(tagc_model_stats, nonfinite) +
+                                        offsetof(tagc_model_stats, n_saturated) +
                                             sizeof(uint64_t), /* the last field of version 0.3 */
                                         &no_stats};
 
@@ -35,6 +35,7 @@ static int is_compressed(const tagc_model_part *part) {
 
 static int is_paper(const tagc_model_part *part) {
     int exchange = part->model->options.exchange;
+    if (part->model->within && part->model->n_hosts == 1) return 0; /* nothing leaves the host */
     return is_compressed(part) && (exchange == TAGC_EXCHANGE_SKETCH || exchange == TAGC_EXCHANGE_PACKED);
 }
 
@@ -54,6 +55,73 @@ static int reads_bf16(const tagc_model_part *part) {
            (!is_dense(part) || tagc_model_adds_up(part->model));
 }
 
+/* Of the reducer over hosts. */
+static uint64_t row_elems(const tagc_model_part *part) {
+    return tagc_part_place_elems(part) / (uint64_t)part->model->n_hosts;
+}
+
+/* ---- means beyond fp16 ---- */
+
+static const float largest_fp16 = 65504;
+
+static int is_mean_in_fp16(const tagc_model_part *part) {
+    const tagc_model_options *o = &part->model->options;
+    return o->sum == TAGC_ELEMENT_FP16 && o->op == TAGC_OP_AVG && part->unit->factor == 1;
+}
+
+/* Elements of the reducer's output. */
+static uint64_t output_elems(const tagc_model_part *part) {
+    uint64_t n = tagc_part_place_elems(part);
+    return part->model->options.output == TAGC_OUTPUT_SHARD ? n / (uint64_t)part->model->n_hosts : n;
+}
+
+/* Notes what a sum has beyond the largest fp16. This is rare, so its memory is not there before. */
+static void keep_rest(tagc_model_part *part, uint64_t at, float rest) {
+    void *memory;
+    uint64_t n = output_elems(part), n_residual = tagc_reducer_residual_elems(part->reducer);
+    part->n_saturated++;
+    if (n_residual == 0) return;
+    if (!part->beyond) {
+        if (tagc_memory_create((size_t)(n + n_residual) * sizeof(float), "sums beyond fp16", &memory) !=
+            TAGC_OK)
+            return;
+        part->beyond = memory;
+        memset(memory, 0, (size_t)n * sizeof(float));
+    }
+    part->beyond[at] = rest;
+}
+
+/* at: of the first one in the reducer's output. */
+static void saturate(tagc_model_part *part, uint64_t at, uint64_t n, float *sums) {
+    for (uint64_t i = 0; i < n; i++) {
+        float most = sums[i] < 0 ? -largest_fp16 : largest_fp16;
+        if (!(fabsf(sums[i]) > largest_fp16) || isinf(sums[i])) continue;
+        keep_rest(part, at + i, sums[i] - most);
+        sums[i] = most;
+    }
+}
+
+/* After the exchange. All ranks have the same rest of what all of them get; the owner alone has that of its row, which the next mean
+ * divides. */
+static tagc_status add_rest(tagc_model_part *part) {
+    uint64_t n = output_elems(part), n_residual = tagc_reducer_residual_elems(part->reducer);
+    int is_all = n == n_residual;
+    float *residual = part->beyond + n, *own = residual + (is_all ? 0 : (uint64_t)part->model->host * n),
+          weight = is_all ? 1 : (float)part->model->n_hosts;
+    TAGC_TRY(tagc_reducer_get_residual(part->reducer, residual, n_residual));
+    for (uint64_t i = 0; i < n; i++) own[i] = fmaf(part->beyond[i], weight, own[i]);
+    return tagc_reducer_set_residual(part->reducer, residual, n_residual);
+}
+
+static tagc_status settle_rest(tagc_model_part *part, int is_taken) {
+    tagc_status status = part->beyond && is_taken ? add_rest(part) : TAGC_OK;
+    tagc_memory_destroy(part->beyond);
+    part->beyond = NULL;
+    return status;
+}
+
+/* ---- what reducers read and write ---- */
+
 /* Rows of the reducer that reads the caller's gradients. */
 static void fill_row(tagc_model_part *part, uint64_t n, size_t row, void *values) {
     int element = reads_bf16(part) ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32;
@@ -71,14 +139,25 @@ static tagc_status start_alone(void *context, const void **lent) {
 
 static void fill_alone(void *context, size_t row, void *values) {
     tagc_model_part *part = context;
-    fill_row(part, tagc_part_place_elems(part) / (uint64_t)part->model->n_hosts, row, values);
+    fill_row(part, row_elems(part), row, values);
 }
 
 /* The rank's own row, or of what all ranks of a place get, row by row. */
 static void take_sums(void *context, size_t row, const float *sums) {
     tagc_model_part *part = context;
-    uint64_t n = tagc_part_place_elems(part) / (uint64_t)part->model->n_hosts;
-    tagc_part_write(part, tagc_part_own_row(part) + row * n, n, TAGC_ELEMENT_FP32, sums);
+    uint64_t n = row_elems(part), at = tagc_part_own_row(part) + row * n;
+    enum { N_CHANGED = 4096 };
+    float changed[N_CHANGED];
+    if (!sums || (part->unit->factor == 1 && !is_mean_in_fp16(part))) {
+        tagc_part_write(part, at, n, TAGC_ELEMENT_FP32, sums);
+        return;
+    }
+    for (uint64_t done = 0, n_here; done < n; done += n_here) {
+        n_here = n - done < N_CHANGED ? n - done : N_CHANGED;
+        for (uint64_t i = 0; i < n_here; i++) changed[i] = sums[done + i] * part->unit->factor;
+        if (is_mean_in_fp16(part)) saturate(part, row * n + done, n_here, changed);
+        tagc_part_write(part, at + done, n_here, TAGC_ELEMENT_FP32, changed);
+    }
 }
 
 static void end_exchange(void *context, tagc_status status) {
@@ -135,7 +214,7 @@ static tagc_status lend_host_sum(void *context, const void **lent) {
 static void fill_nothing(void *context, size_t row, void *values) {
     const tagc_model_part *part = context;
     (void)row;
-    memset(values, 0, tagc_part_place_elems(part) / (uint64_t)part->model->n_hosts * sizeof(float));
+    memset(values, 0, row_elems(part) * sizeof(float));
 }
 
 /* A part without kernels, of a unit that stays on a device: what it reads was packed there, and what it writes is unpacked there. */
@@ -217,7 +296,6 @@ void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *o) {
     o->result_sparsity = asked->result_sparsity;
 }
 
-/* Ranks of a host add up in fp32, and send each other fp32 if that is what hosts send, else bf16. */
 void tagc_part_host_options(const tagc_model_part *part, tagc_reducer_options *o) {
     const tagc_model *model = part->model;
     tagc_reducer_options_init(o);
@@ -225,7 +303,9 @@ void tagc_part_host_options(const tagc_model_part *part, tagc_reducer_options *o
     o->tag = tag_of(part);
     o->op = model->options.op;
     o->sparsity = 0;
-    o->format = format_of(part) == TAGC_FORMAT_FP32 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
+    o->format = model->options.within_format;
+    if (model->options.within_format < 0)
+        o->format = format_of(part) == TAGC_FORMAT_FP32 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
     o->gradient = reads_bf16(part) ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
     o->n_threads = model->options.n_threads;
 }
@@ -369,12 +449,13 @@ void tagc_unit_destroy_parts(tagc_model_part *parts, uint32_t n_parts) {
         tagc_reducer_destroy(parts[p].host_sum);
         tagc_memory_destroy(parts[p].resting);
         tagc_memory_destroy(parts[p].set_aside);
+        tagc_memory_destroy(parts[p].beyond);
     }
     tagc_memory_destroy(parts);
 }
 
 int tagc_are_one_part(const tagc_model *model, const tagc_member *a, const tagc_member *b) {
-    return a->kind == b->kind && a->is_followed == b->is_followed &&
+    return a->kind == b->kind && a->apart == b->apart && a->is_followed == b->is_followed &&
            (!a->is_followed || tagc_model_is_flat(model) || a->plan.level == b->plan.level);
 }
 
@@ -444,6 +525,53 @@ tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_
     tagc_unit_destroy_parts(*parts, *n_parts);
     *parts = NULL; /* a failure of making a reducer is the same on all ranks */
     *n_parts = 0;
+    return status;
+}
+
+/* ---- parts that it can come to have ---- */
+
+static tagc_status take_level(tagc_model_part *part, int level, double share) {
+    const tagc_model *model = part->model;
+    TAGC_TRY(tagc_schedule_plan_of_level(&model->schedule_options, kind_of(part), level, &part->plan));
+    part->plan.sparsity = fmax(0, 1 - share * (1 - part->plan.sparsity));
+    return TAGC_OK;
+}
+
+tagc_status tagc_unit_try_parts(tagc_model_unit *unit, int level, double share, int is_apart,
+                                tagc_parts_fn visit, void *context) {
+    tagc_model *model = unit->model;
+    tagc_model_part *parts, *own = unit->parts;
+    uint32_t n_parts, n_own = unit->n_parts;
+    size_t parts_bytes = tagc_aligned(unit->n_members * sizeof *parts);
+    size_t members_bytes = tagc_aligned(2 * unit->n_members * sizeof(uint32_t));
+    void *memory;
+    TAGC_TRY(tagc_memory_create(parts_bytes + members_bytes + unit->n_members * sizeof(int),
+                                "parts of a unit", &memory));
+    parts = memory;
+    int *levels = (int *)(void *)((char *)memory + parts_bytes + members_bytes);
+    for (uint32_t i = 0; i < unit->n_members; i++) {
+        tagc_member *t = &model->tensors[unit->members[i]];
+        levels[i] = t->plan.level;
+        if (t->is_followed) t->plan.level = is_apart ? (int)i : level;
+    }
+    group(model, unit, parts, (uint32_t *)(void *)((char *)memory + parts_bytes), &n_parts);
+    tagc_status status = TAGC_OK;
+    for (uint32_t p = 0; p < n_parts && status == TAGC_OK; p++) {
+        const tagc_member *first = &model->tensors[parts[p].members[0]];
+        tagc_part_lay_out(&parts[p]);
+        parts[p].is_there = unit->is_there && !is_dense(&parts[p]);
+        parts[p].is_followed = first->is_followed;
+        parts[p].plan = first->plan;
+        if (first->is_followed) status = take_level(&parts[p], level, share);
+    }
+    unit->parts = parts;
+    unit->n_parts = n_parts;
+    if (status == TAGC_OK) status = visit(context, unit);
+    unit->parts = own;
+    unit->n_parts = n_own;
+    for (uint32_t i = 0; i < unit->n_members; i++) model->tensors[unit->members[i]].plan.level = levels[i];
+    for (uint32_t p = 0; p < n_own; p++) tagc_part_lay_out(&own[p]);
+    tagc_memory_destroy(memory);
     return status;
 }
 
@@ -562,6 +690,7 @@ static tagc_status begin_parts(tagc_model_unit *unit) {
         atomic_store(&part->has_host_sum, 0);
         part->n_full = 0;
         part->square = 0;
+        part->n_saturated = 0;
         part->reducer->now.word = unit->word;
         if (part->host_sum) part->host_sum->now.word = unit->word;
         if (tagc_model_is_plain(part->model)) {
@@ -621,7 +750,7 @@ tagc_status tagc_model_make_spread(tagc_model *model) {
 }
 
 /* The ranks of a host send each other the sums of their places, slice by slice. */
-static tagc_status spread(tagc_model *model, const tagc_model_part *part) {
+static tagc_status spread(const tagc_model *model, const tagc_model_part *part, tagc_model_stats *stats) {
     size_t width = tagc_element_bytes(model->options.sum), most = SPREAD_BYTES / width;
     uint64_t n_place = tagc_part_place_elems(part), own = (uint64_t)model->place * n_place;
     for (uint64_t at = 0, n; at < n_place; at += n) {
@@ -630,6 +759,7 @@ static tagc_status spread(tagc_model *model, const tagc_model_part *part) {
         tagc_part_read_sums(part, own + at, n, model->spread);
         TAGC_TRY(tagc_comm_all_gather_as(model->within, TAGC_LEG_RESULT, model->spread, n * width, all,
                                          (size_t)model->n_places * n * width));
+        stats->n_bytes_within += n * width * (uint64_t)(model->n_places - 1);
         for (int place = 0; place < model->n_places; place++)
             if (place != model->place)
                 tagc_part_write(part, (uint64_t)place * n_place + at, n, model->options.sum,
@@ -637,6 +767,10 @@ static tagc_status spread(tagc_model *model, const tagc_model_part *part) {
     }
     return TAGC_OK;
 }
+
+/* How an exchange ends in which all ranks have asked alike; and what makes its word another one than that of an exchange. */
+static const tagc_status ASKED = TAGC_ERR_STATE;
+static const uint64_t word_that_asks = 0x6d17a55e4b0c9f21u;
 
 /* What has begun: waits for it. */
 static tagc_status end_exchange_of(tagc_model_unit *unit, tagc_model_stats *stats) {
@@ -646,7 +780,12 @@ static tagc_status end_exchange_of(tagc_model_unit *unit, tagc_model_stats *stat
         status =
             tagc_agree_over(model->within, status); /* ranks of another place may not know of a failure */
         for (uint32_t p = 0; p < unit->n_parts && status == TAGC_OK; p++)
-            status = spread(model, &unit->parts[p]);
+            status = spread(model, &unit->parts[p], stats);
+    }
+    for (uint32_t p = 0; p < unit->n_parts; p++) {
+        tagc_status failure = settle_rest(&unit->parts[p], status == TAGC_OK);
+        stats->n_saturated += unit->parts[p].n_saturated;
+        if (status == TAGC_OK) status = failure;
     }
     tagc_status rested = tagc_rest_end(model, unit);
     return status == TAGC_OK ? rested : status;
@@ -664,7 +803,7 @@ static tagc_status end_unit(tagc_model *model, uint32_t number, tagc_model_stats
     tagc_status status = model->device ? take_outcome(unit, stats) : end_exchange_of(unit, stats);
     unit->is_begun = 0;
     unit->gradients = unit->sums = NULL;
-    if (status != TAGC_OK) tagc_unit_forget_windows(model, unit);
+    if (status != TAGC_OK && !(unit->is_asking && status == ASKED)) tagc_unit_forget_windows(model, unit);
     if (status == TAGC_OK) return TAGC_OK;
     char label[TAGC_LABEL_BYTES];
     tagc_unit_label(model, number, unit->members[0], label);
@@ -778,9 +917,36 @@ tagc_status tagc_model_begin_failed(tagc_model *model, uint32_t number, tagc_sta
     return status;
 }
 
+tagc_status tagc_model_ask(tagc_model *model, uint32_t number, uint64_t word) {
+    tagc_model_stats stats;
+    tagc_model_stats_init(&stats);
+    TAGC_TRY(tagc_unit_check(model, number, "ask", 0));
+    tagc_model_unit *unit = &model->units[number];
+    uint64_t former = unit->word, n_exchanges = unit->n_exchanges;
+    unit->word = word ^ word_that_asks;
+    unit->is_asking = 1;
+    tagc_status status = tagc_model_begin_failed(model, number, ASKED, "another rank asks");
+    if (status == TAGC_OK) status = end_unit(model, number, &stats);
+    unit->is_asking = 0;
+    unit->word = former;
+    unit->n_exchanges = n_exchanges;
+    for (uint32_t p = 0; p < unit->n_parts; p++)
+        TAGC_TRY(tagc_reducer_set_steps(unit->parts[p].reducer, n_exchanges));
+    return status == ASKED ? TAGC_OK : status;
+}
+
 tagc_status tagc_model_set_word(tagc_model *model, uint32_t number, uint64_t word) {
     TAGC_TRY(tagc_unit_check(model, number, "set_word", 0));
     model->units[number].word = word;
+    return TAGC_OK;
+}
+
+tagc_status tagc_model_set_factor(tagc_model *model, uint32_t number, double factor) {
+    TAGC_TRY(tagc_unit_check(model, number, "set_factor", 0));
+    if (!isfinite(factor)) return tagc_fail(TAGC_ERR_ARGUMENT, "factor is %g, must be finite", factor);
+    if (model->options.cut == TAGC_CUT_FLAT_ARRAYS)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "set_factor: cut is FLAT_ARRAYS");
+    model->units[number].factor = (float)factor;
     return TAGC_OK;
 }
 
@@ -824,7 +990,7 @@ tagc_status tagc_model_part_stats(const tagc_model *model, uint32_t number, uint
     if (tensor) *tensor = of->members[0];
     if (n_elems) *n_elems = 0;
     for (uint32_t i = 0; n_elems && i < of->n_members; i++)
-        *n_elems += model->tensors[of->members[i]].n_elems;
+        *n_elems += tagc_member_exchanged(model, &model->tensors[of->members[i]]);
     tagc_reducer_write_stats(of->reducer, stats);
     return TAGC_OK;
 }

@@ -99,8 +99,7 @@ tagc_status tagc_part_plan(const tagc_model_part *part, tagc_schedule_plan *plan
     for (uint32_t i = 0; i < part->n_members; i++) {
         const tagc_member *t = &model->tensors[part->members[i]];
         model->numbers[i] = t->parameter;
-        /* as it is exchanged: rows with padding */
-        model->weights[i] = tagc_model_is_flat(model) ? t->n_elems : t->chunk * (uint64_t)model->n_owners;
+        model->weights[i] = tagc_member_exchanged(model, t);
     }
     return tagc_schedule_get_plan(model->schedule, model->numbers, model->weights, part->n_members, plan);
 }

@@ -430,6 +430,7 @@ static tagc_status fill_units(tagc_model *model, uint32_t *members) {
             return tagc_fail(TAGC_ERR_ARGUMENT, "no tensor has unit %u, and some have unit %u", u,
                              model->n_units - 1);
         unit->members = members;
+        unit->factor = 1;
         members += unit->n_members;
         unit->n_members = 0;
     }
@@ -468,7 +469,9 @@ tagc_status tagc_model_lay_out(tagc_model *model, const tagc_tensor *tensors, si
         memcpy(names, tensors[i].name, n_bytes);
         TAGC_TRY(check_tensor(&tensors[i], i, n_tensors, &out->n_elems));
         TAGC_TRY(fill_tensor(model, &tensors[i], out, names));
+        out->apart = model->options.apart ? model->options.apart[i] : 0;
         names += n_bytes;
     }
+    model->options.apart = NULL; /* the caller's */
     return fill_units(model, members);
 }

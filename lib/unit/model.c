@@ -15,6 +15,7 @@ static const tagc_model_options default_options = {.moment = TAGC_MOMENT_STAYS,
                                                    .sum = TAGC_ELEMENT_FP32,
                                                    .dense_format = TAGC_FORMAT_FP32,
                                                    .residual = -1,
+                                                   .within_format = -1,
                                                    .min_elems = TAGC_CLASS_MIN_ELEMS,
                                                    .n_threads = 1,
                                                    .exchange = TAGC_EXCHANGE_DIRECT,
@@ -46,6 +47,7 @@ static tagc_status check_options(const tagc_model_options *o, int n_places) {
     TAGC_TRY(check_choice("n_threads", o->n_threads, 1, 256));
     TAGC_TRY(check_choice("exchange", o->exchange, TAGC_EXCHANGE_SKETCH, TAGC_EXCHANGE_DIRECT));
     TAGC_TRY(check_choice("rests", (int)o->rests, 0, 1));
+    TAGC_TRY(check_choice("within_format", o->within_format, -1, TAGC_FORMAT_BF16));
     TAGC_TRY(check_choice("summed", (int)o->summed, 0, 1));
     if (o->summed && n_places > 1 && o->output == TAGC_OUTPUT_UNIT)
         return tagc_fail(
@@ -66,9 +68,8 @@ static tagc_status check_options(const tagc_model_options *o, int n_places) {
     int is_paper = o->exchange == TAGC_EXCHANGE_SKETCH || o->exchange == TAGC_EXCHANGE_PACKED;
     if (o->paper && !is_paper)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "paper is set, but exchange is none of the paper's");
-    if (is_paper && (n_places > 1 || o->residual > TAGC_FORMAT_FP32))
-        return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "exchange is one of the paper's, which have one rank per host and residual FP32");
+    if (is_paper && o->residual > TAGC_FORMAT_FP32)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is one of the paper's, which have residual FP32");
     return TAGC_OK;
 }
 
@@ -197,13 +198,13 @@ static tagc_status compare(tagc_model *model) {
     int choices[] = {o->moment,        o->output,           o->op,          o->dense_format, o->residual,
                      o->exchange,      s->gentle,           s->fresh,       o->rests,        (int)s->format,
                      o->result_format, (int)s->mild_format, model->n_hosts, model->n_places, o->cut,
-                     o->block,         (int)o->summed};
+                     o->block,         (int)o->summed,      o->within_format};
     double numbers[] = {s->sparsity, s->mild_sparsity, s->short_beta1, o->result_sparsity};
     uint64_t sum = mix(0, choices, sizeof choices);
     sum = mix(sum, numbers, sizeof numbers);
     for (uint32_t i = 0; i < model->n_tensors; i++) {
         const tagc_member *t = &model->tensors[i];
-        uint64_t about[] = {t->n_elems, t->chunk, t->unit, (uint64_t)t->kind};
+        uint64_t about[] = {t->n_elems, t->chunk, t->unit, (uint64_t)t->kind, t->apart};
         sum = mix(sum, t->name, strlen(t->name));
         sum = mix(sum, about, sizeof about);
     }

@@ -65,6 +65,7 @@ typedef struct tagc_member {
     uint64_t chunk; /* elements that an owner has of it, but for the last ones; 0 in a flat */
     uint32_t unit;
     tagc_class kind;
+    uint32_t apart;
     int is_scheduled;                 /* has a plan of the schedule */
     int is_followed;                  /* has levels */
     uint32_t parameter;               /* its number in the schedule, if it is scheduled */
@@ -107,6 +108,8 @@ struct tagc_model_part {
     double square;  /* of its gradient, if n_full > 0 */
     float *resting; /* (2, residual): what is not sent, and room; NULL unless options.rests */
     int rests;      /* something is not sent in this exchange */
+    float *beyond;  /* (n of _take + residual): what sums had beyond fp16, and room; NULL: nothing */
+    uint64_t n_saturated;
 };
 
 struct tagc_model_unit {
@@ -116,10 +119,12 @@ struct tagc_model_unit {
     tagc_model_part *parts; /* (n_parts,) */
     uint32_t n_parts;
     int is_begun, is_blind; /* is_blind: the schedule does not look at this exchange */
+    int is_asking;          /* see tagc_model_ask */
     uint64_t n_exchanges;   /* begun; rounding derives from it */
     const tagc_piece *gradients, *sums;
     size_t n_gradients, n_sums;
     uint64_t word;      /* that ranks must have alike */
+    float factor;       /* of sums */
     tagc_status status; /* of _begin, kept for _end */
     char text[TAGC_ERROR_TEXT_BYTES];
     /* With a device. */
@@ -172,6 +177,11 @@ static inline int tagc_model_is_plain(const tagc_model *model) {
     return model->options.cut == TAGC_CUT_FLAT_ARRAYS && !tagc_model_adds_up(model);
 }
 
+/* Elements of a tensor as it is exchanged: rows with padding. */
+static inline uint64_t tagc_member_exchanged(const tagc_model *model, const tagc_member *t) {
+    return tagc_model_is_flat(model) ? t->n_elems : t->chunk * (uint64_t)model->n_owners;
+}
+
 /* ---- layout.c ---- */
 
 /* Copies tensors into tables, and numbers units. */
@@ -222,6 +232,11 @@ void tagc_member_owned(const tagc_model *model, int rank, const tagc_member *ten
 /* Makes the parts of a unit from the plans of its tensors. Collective. On failure *parts is NULL. */
 tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_model_part **parts,
                                  uint32_t *n_parts);
+/* Gives the unit, for one call of `visit`, parts that it can come to have, without reducers: of tensors at one level, with `share` of the
+ * level's own share of values; is_apart: each as a part of its own. */
+typedef tagc_status (*tagc_parts_fn)(void *context, tagc_model_unit *unit);
+tagc_status tagc_unit_try_parts(tagc_model_unit *unit, int level, double share, int is_apart,
+                                tagc_parts_fn visit, void *context);
 /* A part gets back what was set aside, since it stays. */
 void tagc_part_take_back(tagc_model_part *part);
 /* Gives a part the reducers of the one that it is the heir of. */

@@ -259,7 +259,16 @@ class ModelOptions(Structure):
         ("residual", c_int), ("min_elems", c_uint64), ("n_threads", c_int), ("exchange", c_int),
         ("paper", c_void_p), ("cut", c_int), ("block", c_int), ("result_format", c_int),
         ("result_sparsity", c_double), ("follows", c_void_p), ("numbers", POINTER(c_uint32)),
-        ("tag", c_uint64), ("rests", c_uint64), ("name", c_char_p), ("summed", c_uint64),
+        ("tag", c_uint64), ("rests", c_uint64), ("apart", POINTER(c_uint32)),
+        ("within_format", c_int), ("name", c_char_p), ("summed", c_uint64),
+    ]  # fmt: skip
+
+
+class ModelStats(Structure):
+    _fields_ = [
+        ("struct_bytes", c_size_t), ("n_bytes_sent", c_uint64), ("n_bytes_received", c_uint64),
+        ("n_bytes_within", c_uint64), ("n_sent", c_uint64), ("n_elems", c_uint64), ("total_s", c_double),
+        ("nonfinite", c_uint64), ("n_saturated", c_uint64),
     ]  # fmt: skip
 
 
@@ -444,8 +453,11 @@ _FUNCTIONS = {
     "tagc_model_plan": ([c_void_p, c_uint32, POINTER(SchedulePlan)], c_int),
     "tagc_model_begin": ([c_void_p, c_uint32, POINTER(Piece), c_size_t, POINTER(Piece), c_size_t], c_int),
     "tagc_model_begin_failed": ([c_void_p, c_uint32, c_int, c_char_p], c_int),
+    "tagc_model_ask": ([c_void_p, c_uint32, c_uint64], c_int),
     "tagc_model_set_word": ([c_void_p, c_uint32, c_uint64], c_int),
-    "tagc_model_end": ([c_void_p, c_uint32, c_void_p], c_int),
+    "tagc_model_set_factor": ([c_void_p, c_uint32, c_double], c_int),
+    "tagc_model_stats_init_sized": ([POINTER(ModelStats), c_size_t], None),
+    "tagc_model_end": ([c_void_p, c_uint32, POINTER(ModelStats)], c_int),
     "tagc_model_n_parts": ([c_void_p, c_uint32], c_uint32),
     "tagc_model_part_stats": (
         [c_void_p, c_uint32, c_uint32, POINTER(c_uint32), POINTER(c_uint64), POINTER(ReducerStats)],

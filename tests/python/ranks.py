@@ -10,6 +10,7 @@ import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import multiprocessing.util
 import os
+import pathlib
 import pickle
 import sys
 import tempfile
@@ -135,7 +136,10 @@ def attempt(function, world_size, *arguments, timeout_s=TIMEOUT_S):
                     rank.join()
         with open(f"{folder}/output", errors="replace") as file:
             print(file.read(), end="", flush=True)
-        assert None not in codes, f"ranks hang: {codes} after {timeout_s} s"
+        ended = [path for rank in range(world_size) if os.path.exists(path := f"{folder}/{rank}")]
+        if None in codes:  # because of what others have failed with, perhaps
+            failures = [str(pickle.loads(pathlib.Path(path).read_bytes())[1]) for path in ended]
+            raise AssertionError("\n".join([f"ranks hang: {codes} after {timeout_s} s", *failures]))
         outcomes = []
         for rank, code in enumerate(codes):
             path = f"{folder}/{rank}"

@@ -371,7 +371,7 @@ def one_rank_cannot_begin(rank, world_size):
     """What fails on one rank after all have agreed on an exchange, for want of memory or by a mistake, is an
     Error of the same status on all ranks, soon, and the connection stays."""
     import tagc.torch as tagc
-    from tagc.torch.exchange import exchanged_part, model, reducer, unit
+    from tagc.torch.exchange import model, reducer
     from tagc.torch.hooks import replicas
 
     def raises(problem):
@@ -382,18 +382,13 @@ def one_rank_cannot_begin(rank, world_size):
 
     memory = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate")
     bad = ValueError("gradient must be contiguous")
-    gradients = (
-        (unit.Unit, "_pack", MemoryError("packing"), "memory"),
-        (exchanged_part.ExchangedPart, "pack", memory, "memory"),
-        (reducer.Reducer, "_arrays", bad, "argument"),
-    )
-    models = ((model, "_array", MemoryError("pieces"), "memory"), (model, "_array", bad, "argument"))
+    models = ((model.Spans, "at", MemoryError("pieces"), "memory"), (model.Spans, "at", bad, "argument"))
     whole = ((replicas.Gathers, "_run_whole", memory, "memory"), (reducer, "_array", bad, "argument"))
     deltas = ((replicas.Gathers, "_run", memory, "memory"), (reducer, "_array", bad, "argument"))
     options = dict(sparsity=0.9, layers="all", verbose=False)
     for kind, parameters, places in (
         ("ddp", None, models),
-        ("fsdp2", None, gradients),
+        ("fsdp2", None, models),
         ("fsdp2", "bf16", whole),
         ("fsdp2", "delta4", deltas),
     ):

@@ -2,6 +2,7 @@
 value."""
 
 import warnings
+from unittest import mock
 
 import pytest
 
@@ -128,14 +129,15 @@ def conservation(rank, world_size):
             for step in range(4):
                 loss_of(model, batch_of(rank, step)).backward()
             for spy, unit in zip(spies, handle.state.units.values()):
-                held = torch.zeros_like(spy.given)
-                for exchange in unit._exchanges:
-                    residual = exchange.reducer.residual()
-                    for piece, at in exchange.part.pieces:
-                        if residual is not None:
-                            held[piece.start : piece.start + piece.length] = residual[
-                                at : at + piece.length
-                            ].double()
+                held, layout, residuals = (
+                    torch.zeros_like(spy.given),
+                    unit.model.layout,
+                    unit.residuals_on_the_wire(),
+                )
+                for i, parameter in enumerate(layout.parameters):
+                    for piece in layout.pieces_of(i) if parameter.name in residuals else ():
+                        mine = residuals[parameter.name][piece.offset : piece.offset + piece.length]
+                        held[piece.start : piece.start + mine.numel()] = mine.double()
                 sent = sum_in_rank_order(spy.given - held) / world_size
                 torch.testing.assert_close(
                     spy.received, sent, rtol=1e-5, atol=1e-7, msg=str((unit.name, options))
@@ -274,11 +276,16 @@ def unused(rank, world_size, can):
 
 
 def failures_and_after(rank, world_size):
-    """What fails in the middle leaves nothing begun or half made, and the next step is whole."""
+    """What fails in the middle of a device's unit leaves nothing begun or half made, and the next step is
+    whole."""
     import tagc.torch as tagc
+    from tagc.torch.passes import Passes
 
     model = sharded(Odd)
-    with tagc.compress(model, sparsity=0, layers=mix_of_classes, verbose=False) as handle:
+    with (
+        mock.patch.object(Passes, "goes_alone", lambda *_: False),
+        tagc.compress(model, sparsity=0, layers=mix_of_classes, verbose=False) as handle,
+    ):
         loss_of(model, batch_of(rank)).backward()
         unit = handle.state.units["layers.0"]
         way, layout, options, kinds = unit._key[2], unit._layout, unit.options, []

@@ -826,17 +826,19 @@ def trains(rank, world_size):
     assert gaps["from the first step"] > 0.06, (dense, gaps)  # 0.116; else this test shows nothing
 
 
-def resumes_with_sums_that_wait(rank, world_size):
+def resumes_with_sums_that_wait(rank, world_size, is_hybrid):
     """A parameter that missed steps fills its window between two meetings of all ranks: its sums, which wait
     for the next one, are in the checkpoint."""
     from oracles import WINDOW
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     import tagc.torch as tagc
 
     def made():
         model = Given()
-        fully_shard(model)
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("hosts", "within")) if is_hybrid else None
+        fully_shard(model, mesh=mesh)
         handle = tagc.compress(model, hosts=2, verbose=False)
         handle.param_groups()
         return model, handle
@@ -860,8 +862,9 @@ def resumes_with_sums_that_wait(rank, world_size):
     assert second.state.schedule.levels()["noisy"] == 2
 
 
-def test_resumed_on_several_ranks_per_host():
-    ranks.run(resumes_with_sums_that_wait, 4)
+@pytest.mark.parametrize("is_hybrid", [False, True])
+def test_resumed_on_several_ranks_per_host(is_hybrid):
+    ranks.run(resumes_with_sums_that_wait, 4, is_hybrid)
 
 
 def test_levels():

@@ -1,6 +1,7 @@
 """What tagc holds in memory: buffers that units share, and what handle.memory() says of it."""
 
 import gc
+from unittest import mock
 
 import pytest
 
@@ -31,17 +32,19 @@ def local(gradient):
 
 
 def parts_of_models(handle):
-    """Options of all parts of DDP's buckets."""
+    """Options of all parts of all units."""
+    units = handle.state.units.values()
+    units = [unit for each in units for unit in getattr(each, "_units", {"": each}).values()]
     return [
         [
             {
-                **handle.state.schedule.fields(part, model.dtype),
-                "output": _library.OUTPUTS["unit"],
+                **handle.state.schedule.fields(part, unit.model.dtype),
+                "output": _library.OUTPUTS["unit" if unit.model.layout.all_reduce else "shard"],
                 "n_elems": part.n_elems,
             }
-            for part in model.layout.parts
+            for part in unit.model.layout.parts
         ]
-        for model in handle.state.units["buckets"]._units.values()
+        for unit in units
     ]
 
 
@@ -73,16 +76,18 @@ def trained(kind, rank, after_step):
 
 
 def shared_by_units(rank, world_size):
-    """Units of several classes pack into one array, as large as the largest unit needs; what another unit has
-    left there changes nothing."""
+    """Units of several classes pack into one array, as large as the largest unit needs, where no model of
+    libtagc's exchanges them; what another unit has left there changes nothing."""
+    from tagc.torch.passes import Passes
 
     def poison(work):
         for array in work._arrays.values():
             array.fill_(float("nan"))
 
     for kind in ("fsdp2", "ddp"):
-        plain, n_bytes, needed = trained(kind, rank, lambda work: None)
-        poisoned = trained(kind, rank, poison)[0]
+        with mock.patch.object(Passes, "goes_alone", lambda *_: False):
+            plain, n_bytes, needed = trained(kind, rank, lambda work: None)
+            poisoned = trained(kind, rank, poison)[0]
         assert all(torch.equal(a, b) for a, b in zip(plain, poisoned)), "of another exchange"
         if kind == "fsdp2":
             assert len(needed) == 3 and len(set(needed)) > 1 and max(needed) == n_bytes, (needed, n_bytes)
@@ -305,27 +310,15 @@ def counted(rank, world_size):
             assert before.host.residual == before.host.buffers == 0 == before.device.total
             for step in range(3):  # DDP rebuilds its buckets
                 loss_of(model, batch_of(rank, step)).backward()
-            if kind == "fsdp2":
-                units = list(handle.state.units.values())
-                parts = [
-                    [{**e.options, "n_elems": e.reducer.n_elems} for e in unit._exchanges] for unit in units
-                ]
-                seeds = [part["rounding_seed"] for unit in parts for part in unit]
-                assert len(set(seeds)) == len(seeds), "reducers of one step would round alike"
-                n_values = sum(e.reducer.n_residual for unit in units for e in unit._exchanges)
-                packing = max(planner.packed_bytes(unit, world_size, False) for unit in parts)
-                assert packing
-            else:  # by models of libtagc's, which pack nothing
-                parts, packing = parts_of_models(handle), 0
-                whole = _library.FORMATS["fp32"]
-                n_values = sum(p["n_elems"] for unit in parts for p in unit if p["format"] != whole)
-            expected, found = planner.host_memory(parts, world_size, kind == "ddp"), handle.memory()
+            parts, direct = parts_of_models(handle), _library.EXCHANGES["direct"]
+            n_values = sum(p["n_elems"] for unit in parts for p in unit if p["exchange"] == direct)
+            expected, found = planner.host_memory(parts, world_size, is_fed=True), handle.memory()
             assert n_values and n_values <= found.host.residual <= 4 * n_values
             assert found.host.replicas == found.host.pinned == found.device.total == 0
             for name, a, b in (
                 ("residual", found.host.residual, expected.residual),
                 ("buffers", found.host.buffers, expected.buffers),
-                ("transient", found.host.transient, expected.transient + packing),
+                ("transient", found.host.transient, expected.transient),
             ):
                 assert abs(a - b) <= 0.03 * b, (kind, name, a, b)
             assert "residual" in str(found) and "device" not in str(found)

@@ -48,44 +48,36 @@ def side(parameters, world_size, options, is_fresh):
     return schedule, wrapper
 
 
-def some_parameters(draw):
+def some_parameters(draw, world_size):
+    """Of tensors that are sharded along the first dimension, or evenly along another, some of them pieces of
+    tensor parallelism."""
     from tagc.torch.exchange.layout import Parameter
 
-    shapes = [
-        tuple(draw.randint(1, 40) for _ in range(draw.randint(1, 3))) for _ in range(draw.randint(1, 9))
-    ]
-    return [
-        Parameter(f"layer.{i}.{draw.choice('abc')}", shape, draw.choice(KINDS))
-        for i, shape in enumerate(shapes)
-    ]
+    found = []
+    for i in range(draw.randint(1, 9)):
+        shape = [draw.randint(1, 40) for _ in range(draw.randint(0, 3))]
+        dim = draw.choice((0, 0, len(shape) - 1)) if shape else 0
+        if dim:
+            shape[dim] *= world_size
+        split = draw.choice(((), (), (), ("tp",)))
+        found.append(
+            Parameter(f"layer.{i}.{draw.choice('abc')}", tuple(shape), draw.choice(KINDS), dim, split=split)
+        )
+    return found
 
 
 def gradient(layout, seed, dtype):
-    """(n_elems,): as a hook gives it, with zeros for padding."""
+    """(n_elems,): as a hook gives it, with zeros for padding. In fp16, near the largest."""
     values = torch.zeros(layout.n_elems)
     made = torch.Generator().manual_seed(seed)
     for i, parameter in enumerate(layout.parameters):
         for piece in layout.pieces_of(i):
             n = min(piece.length, parameter.numel - piece.offset)
-            if n > 0:
+            if n > 0 and dtype == torch.float16:
+                values[piece.start : piece.start + n] = 40000 + 25000 * torch.rand(n, generator=made)
+            elif n > 0:
                 values[piece.start : piece.start + n] = torch.randn(n, generator=made) * 2.0 ** (i % 5)
     return values.to(dtype)
-
-
-def spans_of(layout, values, row=None):
-    """Of a flat tensor; of one row of it, which is all of the tensor, if `row` is not None."""
-    from tagc.torch.exchange.model import Span
-
-    first = 0 if row is None else row * layout.row
-    last = layout.n_elems if row is None else first + layout.row
-    found = []
-    for i, parameter in enumerate(layout.parameters):
-        for piece in layout.pieces_of(i):
-            n = min(piece.length, parameter.numel - piece.offset)
-            if n > 0 and first <= piece.start < last:
-                address = values.data_ptr() + (piece.start - first) * values.element_size()
-                found.append(Span(i, piece.offset, n, address))
-    return found
 
 
 def sent(comm):
@@ -104,13 +96,14 @@ class Old:
         self.comm, self._way, self._lay_out, self._layout = comm, Way(comm, Work()), lay_out, None
         self._unit = Unit("unit", self.schedule.fields)
 
-    def reduce(self, source, target, step, rests):
+    def reduce(self, source, target, op, step, rests):
+        """Returns how many sums were beyond fp16."""
         parameters = self.wrapper.parameters()
         if self._layout is None or self._layout.parameters != tuple(parameters):
             self._layout = self._lay_out(parameters)
         self.schedule.look(self.comm, self._layout, source, self._unit)
-        args = self._way, self._layout, source.clone(), target, dist.ReduceOp.AVG
-        self._unit.reduce(*args, step=step, rests=rests)()
+        args = self._way, self._layout, source.clone(), target, op
+        return sum(stats.n_saturated for _, stats in self._unit.reduce(*args, step=step, rests=rests)())
 
     def residuals(self):
         return self._unit.residuals_on_the_wire()
@@ -120,45 +113,29 @@ class Old:
 
 
 class New:
-    """model.Model with a schedule."""
+    """model.UnitModel with a schedule."""
 
-    def __init__(self, comm, parameters, lay_out, options, is_fresh, dtype, rests):
-        from tagc.torch.exchange.model import Model
+    def __init__(self, comm, parameters, lay_out, options, is_fresh, dtype, op, rests):
+        from tagc.torch.exchange.model import UnitModel
+        from tagc.torch.exchange.unit import kind_of
 
         self.schedule, self.wrapper = side(parameters, comm.world_size, options, is_fresh)
-        self.comm, self._layout = comm, lay_out(self.wrapper.parameters())
-        self._seen = self.wrapper.parameters()
-        self._model = Model(
-            comm,
-            self._seen,
-            [p.shape for p in self._seen],
-            dtype,
-            self.schedule,
-            output="unit" if self._layout.all_reduce else "shard",
-            name="unit",
-            rests=rests,
-        )
+        self.comm, self._lay_out, self._seen = comm, lay_out, self.wrapper.parameters()
+        kind, self._factor = kind_of(op, comm.world_size)
+        self._model = UnitModel("unit", comm, lay_out(self._seen), dtype, kind, self.schedule, rests)
 
-    def reduce(self, source, target, step, _):
+    def reduce(self, source, target, _op, step, _rests):
         if self._seen != self.wrapper.parameters():
             self._seen = self.wrapper.parameters()
-            self._model.follow()
-        row = None if self._layout.all_reduce else self.comm.rank
-        self._model.begin(spans_of(self._layout, source), spans_of(self._layout, target, row), step)
-        self._model.end()
-        if (full := self._model.take_full()) is not None:
+            self._model.follow(self._lay_out(self._seen))
+        self._model.begin(source, target, step, self._factor)
+        self._model.model.end()
+        if (full := self._model.model.take_full()) is not None:
             self.schedule.keep(self.comm, dict(zip(*full)))
+        return self._model.model.n_saturated
 
     def residuals(self):
-        from tagc.torch.exchange.model import Span
-
-        parameters = self.wrapper.parameters()
-        held = {p.name: i for i, p in enumerate(parameters) if self._model.has_residual(i)}
-        found = {name: torch.full((parameters[i].numel,), -0.0) for name, i in held.items()}
-        self._model.get_residuals(
-            [Span(i, 0, parameters[i].numel, found[name].data_ptr()) for name, i in held.items()]
-        )
-        return found
+        return self._model.residuals_on_the_wire()
 
     def close(self):
         self._model.close()
@@ -169,8 +146,12 @@ def compare(rank, world_size, seed):
     from tagc.torch.exchange.comm import Comm
 
     draw = random.Random(seed)
-    parameters, dtype = some_parameters(draw), draw.choice((torch.float32, torch.bfloat16))
-    is_shard = draw.random() < 0.5
+    parameters = some_parameters(draw, world_size)
+    dtype = draw.choice((torch.float32, torch.bfloat16, torch.float16))
+    is_shard = draw.random() < 0.6
+    op = draw.choice(
+        (dist.ReduceOp.AVG, dist.ReduceOp.AVG, dist.ReduceOp.SUM, dist._make_nccl_premul_sum(0.3))
+    )
     options = draw.choice(
         (
             {},
@@ -178,7 +159,7 @@ def compare(rank, world_size, seed):
             {"sparsity": draw.choice((0, 0.5, 0.97))},
             {"sparsity": 0, "values": draw.choice(("int8", "int4", "bf16"))},
             {"sparsity": 0.9, "mild": "dense", "residual": "fp32"},
-            {"exchange": draw.choice(("packed", "sketch"))},
+            {"exchange": draw.choice(("packed", "sketch", "dense"))},
         )
     )
     n_steps, is_fresh = (110 if not options else 30 if "residual" in options else 6), draw.random() < 0.5
@@ -191,8 +172,8 @@ def compare(rank, world_size, seed):
 
     comm = Comm(dist.group.WORLD, 60)
     old = Old(comm, parameters, lay_out, options, is_fresh)
-    new = New(comm, parameters, lay_out, options, is_fresh, dtype, rests)
-    about = seed, options, dtype, is_shard, rests
+    new = New(comm, parameters, lay_out, options, is_fresh, dtype, op, rests)
+    about = seed, options, dtype, op, is_shard, rests
     for step in range(1, n_steps + 1):
         layout = lay_out(parameters)
         source = gradient(layout, 1000 * seed + 10 * step + rank, dtype)
@@ -200,23 +181,27 @@ def compare(rank, world_size, seed):
             piece = layout.pieces_of(step % len(parameters))[0]
             source[piece.start : piece.start + piece.length] = 0
         n_output = layout.n_elems if layout.all_reduce else layout.row
-        outputs, bytes_sent = [], []
+        outputs, bytes_sent, beyond = [], [], []
         for one in (old, new):
-            before, target = sent(comm), torch.zeros(n_output, dtype=dtype)
-            one.reduce(source, target, step, rests)
+            before, target = sent(comm), torch.full((n_output,), 7, dtype=dtype)
+            beyond.append(one.reduce(source, target, op, step, rests))
             bytes_sent.append({leg: n - before[leg] for leg, n in sent(comm).items()})
             outputs.append(target)
             one.schedule.meet()
             one.schedule.step()
         assert torch.equal(*(each.view(torch.int8) for each in outputs)), (about, step)
-        if options.get("mild") != "dense":  # of which a model makes one part with the others
+        assert beyond[0] == beyond[1], (about, step, beyond)
+        if "dense" not in (
+            options.get("mild"),
+            options.get("exchange"),
+        ):  # a model makes one part of all that is
             assert bytes_sent[0] == bytes_sent[1], (about, step, bytes_sent)
         assert old.schedule.levels() == new.schedule.levels(), (about, step)
         held, found = old.residuals(), new.residuals()
         assert {name for name, values in held.items() if values.any()} <= found.keys(), about
         for name, values in found.items():
             own = held[name].float() if name in held else torch.zeros(0)
-            assert torch.equal(own, values), (about, step, name)
+            assert torch.equal(own, values.float()), (about, step, name)
     if not options and any(p.kind == "compressed" and p.numel > 4096 for p in parameters):
         assert 3 in old.schedule.levels().values(), "it should have come to selection"
     old.close()

@@ -1,7 +1,6 @@
-"""Exchanges of FSDP2's gradients in CPU memory go on while the next module computes, one at a time, where
-torch reads the sums only after the backward pass. The results are the same bits."""
+"""Exchanges of FSDP2's gradients in CPU memory go on while other modules compute, where torch reads the sums
+only after the backward pass. The results are the same bits."""
 
-import threading
 import time
 
 import pytest
@@ -10,8 +9,6 @@ torch = pytest.importorskip("torch")
 import ranks
 from models import Even, EvenBlock, batch_of, loss_of
 from test_state import wrapped
-
-LONG_S = 20
 
 
 class Deep(Even):
@@ -32,44 +29,77 @@ def always_at_once(monkey):
     monkey.setattr(internals.FsdpGroup, "reads_sums_at_once", lambda *_: True)
 
 
+class Watched:
+    """Notes which exchanges of a handle begin and end, and calls slow(name) before each end."""
+
+    def __init__(self, handle, slow=lambda name: None):
+        self.seen, passes = [], handle.passes
+        begin = passes.begin
+
+        def watched(unit, *arguments):
+            end = begin(unit, *arguments)
+            self.seen.append(("begins", unit.name))
+
+            def watched_end():
+                slow(unit.name)
+                end()
+                self.seen.append(("ends", unit.name))
+
+            return watched_end
+
+        passes.begin = watched
+
+
+NAMES = ["layers.2", "layers.1", "layers.0", "the root module"]
+
+
 def computing_goes_on(rank, world_size):
-    """The exchange of each module ends only when the backward pass has come to the next one, and begins when
-    that before it has ended."""
+    """All exchanges are under way at once, and end in the order in which they began; but gradients of at most
+    so many bytes wait, beside one of any size."""
     import tagc.torch as tagc
-    from tagc.torch.exchange import call, runner, unit
+    from tagc.torch.exchange import alone
 
-    model = wrapped("fsdp2", Deep)
-    came, ended, after = threading.Semaphore(0), [], []
-    reduce, run = unit.Unit.reduce, runner.Host.run
+    begins, ends = [("begins", name) for name in NAMES], [("ends", name) for name in NAMES]
+    one_by_one = [event for pair in zip(begins, ends) for event in pair]
+    for most, expected in ((alone.MOST_BYTES, begins + ends), (0, one_by_one)):
+        model = wrapped("fsdp2", Deep)
+        with (
+            tagc.compress(model, verbose=False, sparsity=0.9, parameters="delta4") as handle,
+            pytest.MonkeyPatch.context() as monkey,
+        ):
+            loss_of(model, batch_of(rank)).backward()
+            model.zero_grad()
+            monkey.setattr(alone, "MOST_BYTES", most)
+            watched = Watched(handle)
+            loss_of(model, batch_of(rank, 1)).backward()
+            assert watched.seen == expected, (most, watched.seen)
+            assert handle.stats()["n_units"] == 4
+            del handle.passes.begin
 
-    def slow(self, *arguments, **options):
-        is_last = self.name == "the root module"
-        assert is_last or came.acquire(timeout=LONG_S), f"{self.name}: computing waits for its exchange"
-        end = reduce(self, *arguments, **options)
-        ended.append(self.name)
-        return end
 
-    def watched(self, this, *tensors):
-        run(self, this, *tensors)
-        if isinstance(this, call.Reduction):
-            after.append(len(ended))
+def how_many_wait(rank, world_size):
+    """As many gradients as fit wait, and the oldest ends first."""
+    import tagc.torch as tagc
+    from tagc.torch.exchange import alone
 
-    with (
-        tagc.compress(model, verbose=False, sparsity=0.9, parameters="delta4") as handle,
-        pytest.MonkeyPatch.context() as monkey,
-    ):
+    model, sizes = wrapped("fsdp2", Deep), []
+    with tagc.compress(model, verbose=False, sparsity=0.9) as handle, pytest.MonkeyPatch.context() as monkey:
+        leave = alone.Alone.leave
+        monkey.setattr(alone.Alone, "leave", lambda *given: (sizes.append(given[2].nbytes), leave(*given)))
         loss_of(model, batch_of(rank)).backward()
         model.zero_grad()
-        monkey.setattr(unit.Unit, "reduce", slow)
-        monkey.setattr(runner.Host, "run", watched)
-        # gradients come from the last module to the first
-        for module in model.layers[1].norm, model.layers[0].norm, model.embed:
-            module.register_full_backward_pre_hook(lambda *_: came.release())
+        assert len(sizes) == 4 and sizes[0] == sizes[1] == sizes[2]
+        monkey.setattr(alone, "MOST_BYTES", 2 * sizes[0])
+        watched = Watched(handle)
         loss_of(model, batch_of(rank, 1)).backward()
-        assert ended == ["layers.2", "layers.1", "layers.0", "the root module"]
-        assert handle.stats()["n_units"] == 4
-        # the hook has left the exchange before its own behind it, so that no more gradients wait
-        assert after[0] == 0 and all(n >= i for i, n in enumerate(after)), after
+        assert watched.seen[:5] == [
+            ("begins", "layers.2"),
+            ("begins", "layers.1"),
+            ("ends", "layers.2"),
+            ("begins", "layers.0"),
+            ("ends", "layers.1"),
+        ], watched.seen
+        del handle.passes.begin
 
 
 def same_bits(rank, world_size):
@@ -122,49 +152,54 @@ def who_reads_at_once(rank, world_size):
 
 
 def fails(rank, world_size):
-    """What goes wrong in an exchange that goes on is raised by that backward pass, on all ranks."""
+    """What goes wrong in an exchange that goes on is raised by that backward pass, on all ranks, and what one
+    rank cannot begin fails on all."""
     import tagc.torch as tagc
-    from tagc.torch.exchange import unit
+    from tagc.torch.exchange import model as models
 
-    reduce = unit.Unit.reduce
+    begin = models.UnitModel.begin
     for name in ("layers.1", "layers.0", "the root module"):
+        for at_once in (False, True):
 
-        def broken(self, *arguments, name=name, **options):
-            if self.name == name:
-                raise tagc.Error("memory", f"no memory for {name}")
-            return reduce(self, *arguments, **options)
+            def broken(self, *arguments, name=name):
+                if self.name == name and rank == 1:
+                    self.model.begin_failed(MemoryError(f"no memory for {name}"))
+                else:
+                    begin(self, *arguments)
 
-        model = wrapped("fsdp2")
-        with tagc.compress(model, verbose=False, sparsity=0), pytest.MonkeyPatch.context() as monkey:
-            monkey.setattr(unit.Unit, "reduce", broken)
-            with pytest.raises(tagc.Error, match=f"no memory for {name}"):
+            model = wrapped("fsdp2")
+            with tagc.compress(model, verbose=False, sparsity=0), pytest.MonkeyPatch.context() as monkey:
                 loss_of(model, batch_of(rank)).backward()
+                model.zero_grad()
+                if at_once and rank == 0:  # only this rank waits in its hooks
+                    always_at_once(monkey)
+                monkey.setattr(models.UnitModel, "begin", broken)
+                words = f"gradients of {name}: (rank 1 failed in this step|MemoryError: no memory)"
+                with pytest.raises(tagc.Error, match=words) as it:
+                    loss_of(model, batch_of(rank)).backward()
+                assert it.value.status == "memory"
 
 
 def closed_meanwhile(rank, world_size):
     """close() waits for the exchange that goes on, as where a hook of the user's ends the pass."""
     import tagc.torch as tagc
-    from tagc.torch.exchange import unit
 
-    model, seen, reduce = wrapped("fsdp2"), [], unit.Unit.reduce
-
-    def slow(self, *arguments, **options):
-        time.sleep(0.5)
-        seen.append(self.name)
-        return reduce(self, *arguments, **options)
+    model = wrapped("fsdp2")
 
     def stop(*_):
         raise KeyboardInterrupt
 
     handle = tagc.compress(model, verbose=False, sparsity=0.9)
-    with pytest.MonkeyPatch.context() as monkey:
-        monkey.setattr(unit.Unit, "reduce", slow)
-        model.layers[0].register_full_backward_pre_hook(stop)
-        with pytest.raises(KeyboardInterrupt):
-            loss_of(model, batch_of(rank)).backward()
-        handle.close()
-    assert seen == ["layers.1"]
+    watched = Watched(handle, lambda name: time.sleep(0.1))
+    model.layers[0].register_full_backward_pre_hook(stop)
+    with pytest.raises(KeyboardInterrupt):
+        loss_of(model, batch_of(rank)).backward()
+    assert watched.seen == [("begins", "layers.1")]
+    handle.close()
+    assert watched.seen[1:] == [("ends", "layers.1")]
 
 
 def test_overlap():
-    ranks.run_each([computing_goes_on, same_bits, who_reads_at_once, fails, closed_meanwhile], 2)
+    ranks.run_each(
+        [computing_goes_on, how_many_wait, same_bits, who_reads_at_once, fails, closed_meanwhile], 2
+    )

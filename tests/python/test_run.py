@@ -34,7 +34,7 @@ def test_last_checkpoint(tmp_path):
 def test_fsdp2(tmp_path):
     check(tmp_path, "fsdp2.py", "plain", "none")
     resumed(tmp_path, "fsdp2.py", ("save", "saved"), ("resume", "saved"))
-    assert (tmp_path / "saved-early" / "tagc").is_dir()  # by async_save()
+    assert (tmp_path / "saved-early" / "elsewhere").is_dir()  # by async_save(), and moved by resumed()
 
 
 def test_nanogpt(tmp_path):

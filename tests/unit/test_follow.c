@@ -133,6 +133,8 @@ static void same_plans_body(member *m) {
         for (uint32_t u = 0; u < N_UNITS; u++) EXPECT(m, tagc_model_end(units[u].model, 0, NULL) == TAGC_OK);
         EXPECT(m, tagc_model_step(whole.model, NAN) == TAGC_OK);
         step_together(m, schedule, units);
+        for (uint32_t u = 0; u < N_UNITS && step % 7 == 3; u++) /* which changes nothing */
+            EXPECT(m, tagc_model_ask(units[u].model, 0, (uint64_t)step) == TAGC_OK);
         for (uint32_t u = 0; u < N_UNITS; u++)
             for (uint32_t i = 0; i < units[u].n; i++) {
                 uint32_t t = units[u].numbers[i];
@@ -275,6 +277,19 @@ static void words_body(member *m) {
         if (differs) EXPECT(m, strstr(tagc_last_error(), "rank 1 differs from rank 0 in the word") != NULL);
         if (step % 3 == 2) EXPECT(m, strstr(tagc_last_error(), "rank 1 failed") != NULL);
     }
+    /* one asks something else, one asks while the others begin, all ask the same */
+    EXPECT(m, tagc_model_ask(u.model, 0, 7 + (uint64_t)(m->rank == 2)) == TAGC_ERR_MISMATCH);
+    EXPECT(m, tagc_model_set_word(u.model, 0, 7) == TAGC_OK);
+    if (m->rank == 1) {
+        EXPECT(m, tagc_model_ask(u.model, 0, 7) == TAGC_ERR_MISMATCH);
+    } else {
+        EXPECT(m, tagc_model_begin(u.model, 0, u.pieces, u.n, u.pieces, u.n) == TAGC_OK);
+        EXPECT(m, tagc_model_end(u.model, 0, NULL) == TAGC_ERR_MISMATCH);
+    }
+    EXPECT(m, tagc_model_ask(u.model, 0, 7) == TAGC_OK);
+    EXPECT(m, tagc_model_begin(u.model, 0, u.pieces, u.n, u.pieces, u.n) == TAGC_OK);
+    EXPECT(m, tagc_model_ask(u.model, 0, 7) == TAGC_ERR_STATE);
+    EXPECT(m, tagc_model_end(u.model, 0, NULL) == TAGC_OK);
     drop(&u);
 }
 

@@ -95,7 +95,8 @@ def _of(words: Sequence[str]) -> tuple[Settings, list[str], bool]:
     """Returns what the command line says."""
     made = parser()
     own, rest, is_module = _split(words, made)
-    given = vars(made.parse_args(own))
+    # argparse makes an empty list of --option=--
+    given = {name: "--" if value == [] else value for name, value in vars(made.parse_args(own)).items()}
     try:
         of_compress: dict[str, Any] = {} if given["options"] is None else options.of_file(given["options"])
     except Error as failure:

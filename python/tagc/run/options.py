@@ -69,7 +69,7 @@ def value_of(name: str, hint: Any, text: str) -> Any:
     ):
         try:
             return json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Error("argument", f'"{text}", allowed: JSON, as \'{{"head.*": "dense"}}\'') from None
     return text
 
@@ -86,7 +86,7 @@ def of_file(path: str) -> dict[str, Any]:
         raise Error(
             "unsupported", f"{path} is TOML, which needs Python 3.11: write the options as JSON"
         ) from None
-    except (OSError, ValueError) as failure:
+    except (OSError, ValueError, RecursionError) as failure:
         raise Error("io", f"{path} cannot be read: {failure}") from None
     if not isinstance(options, dict):
         raise Error("argument", f"{path} must have a table of options of compress()")

@@ -7,23 +7,24 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from tagc._library import LOST, Error
+from tagc._library import Error
 from tagc.torch.exchange import internals, waits
+from tagc.torch.exchange.alone import Alone, Start, What
 from tagc.torch.exchange.call import FindLayout, Record, Reduction
 from tagc.torch.exchange.comm import Comm, Disagreement
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import Exchanged, Expected
 from tagc.torch.exchange.layout import Layout
-from tagc.torch.exchange.model import FlatModel, Follower, PartStats
+from tagc.torch.exchange.model import PartStats
 from tagc.torch.exchange.rows import Rows
 from tagc.torch.exchange.runner import Runner, Runners, Staged
 from tagc.torch.exchange.slices import Slice
-from tagc.torch.exchange.unit import DTYPES
+from tagc.torch.exchange.unit import DTYPES, Unit
 from tagc.torch.exchange.unknown import UnknownLayouts
 from tagc.torch.schedule.options import constants
 from tagc.torch.state import State
@@ -46,7 +47,7 @@ class Passes:
         self.groups: dict[str, str] = {}  # name of a parameter -> why it is in its class
         self.are_all_staged = False  # whether all ranks' parameters are on devices
         self._unknown = UnknownLayouts()
-        self._failed: list[tuple[Begun, BaseException]] = []  # of begin(), in this pass, in order
+        self.alone = Alone(state.schedule, runners.host.wait_for_jobs)
         self._comms: dict[tuple[int, ...], Comm] = {}  # by ranks
         self._gather_comms: dict[tuple[int, ...], Comm] = {}
         self._loss_scale = 1.0  # of the pass whose hooks run; state.loss_scale is that of residuals
@@ -130,8 +131,7 @@ class Passes:
         comm.agree(name, {"elements": n_elems, "dtype": what.dtype}, failure)
         if layout is None or what.unit.rests:
             return
-        unit = what.unit.alone(layout, makes=True)
-        assert unit is not None  # it is made
+        unit = what.unit.made()
         way = staged.way(comm)
         unit.prepare(way, layout, dist.ReduceOp.AVG, what.dtype)
         try:
@@ -153,14 +153,12 @@ class Passes:
         op: Any,
         find_layout: FindLayout,
         waits: int = True,
-        may_last: bool = False,
         recurs: bool = True,
         number: int | None = None,
     ) -> None:
-        """Makes all ranks agree on an exchange, then run it. Every hook calls it. Collective. It blocks for
-        tensors in CPU memory, with may_last only until the exchange before this one has ended. For others it
-        returns at once. Failures that show later are raised by the next exchange or at the end of the
-        backward pass.
+        """Makes all ranks agree on an exchange, then run it. Every hook calls it for what does not go alone.
+        Collective. It blocks for tensors in CPU memory. For others it returns at once. Failures that show
+        later are raised by the next exchange or at the end of the backward pass.
 
         Over hosts of several ranks it has two levels: a reduce-scatter's rows, or an all-reduce's slices, are
         added up within each host, and the sums are what is exchanged.
@@ -172,15 +170,19 @@ class Passes:
         self._check_open()
         hosts = self.state.wrapper.hosts(group)
         with self._giving_up():
+            self.alone.settle()
             opens_step = self._opens_step(unit, recurs)  # it may change layouts
             if hosts.is_one or self.state.is_left_to_torch(source) and isinstance(group, dist.ProcessGroup):
                 self._leave_to_torch(unit, group, hosts, source, target, op, opens_step)
             else:
-                about = waits, may_last, opens_step, number
+                about = waits, opens_step, number
                 self._run(unit, group, hosts, source, target, op, find_layout, *about)
-            # after the last unit of finalize_backward() nothing else ends this step
-            if self._is_outside and self.state.wrapper.is_ended_by_hand():
-                self.end_backward()
+            self._end_outside()
+
+    def _end_outside(self) -> None:
+        """After the last unit of finalize_backward() nothing else ends this step."""
+        if self._is_outside and self.state.wrapper.is_ended_by_hand():
+            self.end_backward()
 
     def _check_open(self) -> None:
         if self.state.is_closed:
@@ -190,105 +192,90 @@ class Passes:
                 "again, or wrap the model anew",
             )
 
-    # ---- exchanges that go on without Python ----
+    # ---- exchanges that libtagc runs alone ----
 
-    def can_begin(self, group: Any, tensor: torch.Tensor) -> bool:
-        """Returns whether begin() takes all-reduces of tensors like that: in CPU memory, with one rank per
-        host."""
-        state = self.state
+    def goes_alone(self, unit: Exchanged, group: Any, source: torch.Tensor) -> bool:
+        """Returns whether begin() takes that gradient: it is in CPU memory, with one rank per host. A unit
+        that has gone alone does so again, so that a rank whose gradient has become another one tells the
+        others."""
+        own, state = unit.own(), self.state
+        if own is not None and own.model is not None and source.device.type == "cpu":
+            return True
         return (
             not state.wrapper.is_elastic
             and state.wrapper.hosts(group).is_flat
-            and state.options.exchange != "dense"
-            and tensor.layout == torch.strided
-            and tensor.dtype in (torch.float32, torch.bfloat16)
-            and not state.is_left_to_torch(tensor)
-            and self.runner_for(tensor)[0] is self.runners.host
+            and source.layout == torch.strided
+            and source.dtype in DTYPES
+            and source.numel() > 0
+            and not state.is_left_to_torch(source)
+            and self.runner_for(source)[0] is self.runners.host
         )
 
     def begin(
-        self, unit: Bucketed, group: Any, values: torch.Tensor, layout: Layout, find_layout: FindLayout
+        self,
+        unit: Exchanged,
+        group: Any,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        op: Any,
+        find_layout: FindLayout,
     ) -> Callable[[], None]:
-        """Starts to replace a gradient by its mean over ranks, and returns what waits for that, once, in any
-        thread. If the exchange fails, that raises, and synchronize() on all ranks; so all begin what is left
-        of the pass, too. An Error of this call itself is one on all ranks. Collective."""
+        """Starts an exchange as exchange() does, and returns what waits for its end, once, in any thread. If
+        it fails, that raises, and synchronize() on all ranks; so all begin what is left of the pass, too. An
+        Error of this call itself is one on all ranks. Collective."""
         self._check_open()
         host = self.runners.host
         with self._giving_up():
-            opens_step, comm, lock = self._opens_step(unit), self.comm(group), self.state.lock
+            opens_step, comm = self._opens_step(unit), self.comm(group)
             call = Reduction(
-                unit, comm, values, values, dist.ReduceOp.AVG, find_layout,
-                self._find_loss_scale(values, opens_step), (self._begin, self._take_back), lock,
-                loaded=self.state.loaded,
+                unit, comm, source, target, op, find_layout, self._find_loss_scale(source, opens_step),
+                (self._begin, self._take_back), self.state.lock, loaded=self.state.loaded,
             )  # fmt: skip
             call.opens_step, call.agrees_first = opens_step, False
             self._loss_scale = call.loss_scale
             if comm.needs_python:  # then all messages have one order
                 host.wait_for_work()
-            model = unit.find_model(layout)
-            if model is None:
-                host.wait_for_jobs()
+            own = unit.own()
+            if own is None or own.model is None:
+                self.alone.settle()
                 call.agree()
+            self.alone.make_room(source)
         try:
-            if model is None:
-                model = unit.make_model(layout, comm, values.dtype, self.state.schedule)
-            begun = Begun(call, unit, layout, model)
-            with lock:
-                _, _, record = self._begin(call, None)
-            begin, failure = time.perf_counter(), self._begin_model(begun, values)
+            own = unit.made()
+            return self.alone.begin(Start(call, own, self._find(call, own), source, target))
         except Exception as problem:
             if not isinstance(problem, Error):  # the others wait for this rank's messages
                 comm.abort(f"{unit.name}: {problem}")
             self.give_up()
             raise
 
-        def end() -> None:
-            try:
-                if failure is not None:
-                    raise failure
-                stats = model.model.end()
-                if (full := model.model.take_full()) is not None:
-                    self.state.schedule.keep(comm, dict(zip(*full)))
-                record(stats, time.perf_counter() - begin, 0.0)
-            except BaseException as problem:
-                self._failed.append((begun, problem))
-                raise
+    def _find(self, call: Reduction, own: Unit) -> What | None:
+        """Opens a step, if need be, and returns what is exchanged; None: this rank has a failure."""
+        with self.state.lock:
+            if call.failure is not None:
+                self.state.n_steps += call.opens_step  # as on the others
+                return None
+            unit, layout, record = self._begin(call, None)
+        return What(unit.made() if unit is not call.unit else own, layout, record)
 
-        return end
-
-    def _begin_model(self, begun: Begun, values: torch.Tensor) -> Error | None:
-        """Returns a failure of libtagc's, of which all ranks learn."""
-        call, model = begun.call, begun.model
-        try:
-            if model.layout is not begun.layout and call.failure is None:
-                self.runners.host.wait_for_jobs()
-                _follow(begun)
-            model.model.set_word(call.word())
-            failure = call.failure
-            if model.dtype != values.dtype:
-                failure = failure or Error("unsupported", f"{begun.unit.name} was {model.dtype} before")
-            if failure is not None:
-                model.model.begin_failed(failure)
-            else:
-                model.begin(values, call.step)
-        except Error as problem:
-            return problem
-        return None
-
-    def _explain(self, begun: Begun, failure: BaseException) -> None:
-        """Raises the failure of an exchange that has ended, or what the ranks tell each other of it.
-        Collective."""
-        if not isinstance(failure, Error) or failure.status in LOST:
-            raise failure
-        try:
-            begun.call.agree()
-        except Error as told:
-            if begun.call.opens_step and told.status == "mismatch":
-                self._take_back()
-            raise (failure if told.status in LOST else told) from None
-        if begun.model.dtype != begun.call.dtype:  # on all ranks: the next pass makes another one
-            begun.unit.drop_model(begun.layout)
-        raise failure
+    def exchange_alone(
+        self,
+        unit: Exchanged,
+        group: Any,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        op: Any,
+        find_layout: FindLayout,
+        may_last: bool = False,
+    ) -> None:
+        """Exchanges a gradient that goes alone, as exchange(). If it may last, the target is there at the end
+        of the pass. A failure is raised there, too, since other ranks may be further. Collective."""
+        self.alone.leave(self.begin(unit, group, source, target, op, find_layout), source, target)
+        if not may_last or self._is_outside:
+            self.alone.settle()
+        if self._is_outside:
+            self.synchronize()
+        self._end_outside()
 
     @contextlib.contextmanager
     def _giving_up(self) -> Iterator[None]:
@@ -309,7 +296,6 @@ class Passes:
         op: Any,
         find_layout: FindLayout,
         waits: int,
-        may_last: bool,
         opens_step: bool,
         number: int | None,
     ) -> None:
@@ -337,9 +323,6 @@ class Passes:
         if rows is not None and self.runners.is_on_device(source):
             call.add_up_now()
         call.opens_step, call.schedule, call.number = opens_step, self.state.schedule, number
-        # rows are added up by the group by which a gather gets parameters within the host
-        is_apart = rows is None or self.state.options.parameters is None
-        call.may_last = may_last and is_apart and not self._is_outside
         self._loss_scale = call.loss_scale
         try:
             self._run_together(runner, call, source, target)
@@ -442,14 +425,12 @@ class Passes:
         """Waits until all exchanges of device tensors are complete, and raises the first failure. Local."""
         with self._giving_up():
             self.runners.finish()
-            self.runners.host.wait_for_jobs()
-            if self._failed:
-                self._explain(*self._failed[0])
+            self.alone.finish(self._take_back)
 
     def give_up(self) -> None:
         """Gives this backward pass up: the rest of it, and its end, will not come."""
         self.runners.drop()
-        self._failed = []
+        self.alone.drop()
         with self.state.lock:
             self._step_open = False
             self._units_of_step.clear()
@@ -534,6 +515,7 @@ class Passes:
         """Removes the hooks if torch allows it, and frees the residuals. Local."""
         for settle in self.settles:
             settle()
+        self.alone.drop()
         self.runners.close()  # without the lock: its threads may wait for it
         with self.state.lock:
             if not self.state.is_closed:
@@ -553,44 +535,6 @@ class Passes:
             end()
         self.runners.free()
         self.state.is_closed = True
-
-
-class Bucketed(Exchanged, Protocol):
-    """A unit with models."""
-
-    def find_model(self, layout: Layout) -> FlatModel | None:
-        """Returns the one of a bucket with that layout, but for its levels, if there is one."""
-        ...
-
-    def make_model(self, layout: Layout, comm: Comm, dtype: torch.dtype, follower: Follower) -> FlatModel: ...
-
-    def drop_model(self, layout: Layout) -> None: ...
-
-
-class Begun(NamedTuple):
-    """An exchange that goes on without Python."""
-
-    call: Reduction
-    unit: Bucketed
-    layout: Layout
-    model: FlatModel
-
-
-_FOLLOWS = 0x5EE  # in the place of a word
-
-
-def _follow(begun: Begun) -> None:
-    """Takes up the plans of now, after an exchange of nothing that says so: a rank whose plans are as before
-    has begun another one, and both fail. Collective."""
-    model = begun.model.model
-    model.set_word(_FOLLOWS)
-    model.begin_failed(Error("state", "it takes up other plans"))
-    try:
-        model.end()
-    except Error as expected:
-        if expected.status != "state":
-            raise
-    begun.model.follow(begun.layout)
 
 
 def _found(find_layout: FindLayout) -> tuple[Layout | None, Error | None]:

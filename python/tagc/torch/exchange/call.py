@@ -34,7 +34,6 @@ class Call:
     others. waits: whether later work of the current stream waits for the result. wants_kernels: whether it
     runs on the tensors' device, if that has kernels."""
 
-    may_last = False  # whether the caller needs the result only when it calls the runner's finish()
     # whether it has a connection of its own, so that it need not wait for one that lasts
     runs_beside = False
 
@@ -167,7 +166,7 @@ class Reduction(Call):
             self.comm.abort(f"{self.unit.name}: {problem}")
 
     def task(self, way: Way, staging: Staging) -> Task | None:
-        unit = None if self.layout is None else self.unit.alone(self.layout)
+        unit = None if self.layout is None else self.unit.own()
         if unit is None or self.layout is None or not self._is_plain or self.failure or self.rows_wait:
             return None
         if self.unit.rests or not unit.is_ready(way, self.layout, self.op, self.dtype):
@@ -186,8 +185,7 @@ class Reduction(Call):
         with self._lock:
             try:
                 _, layout, record = self._begin(self, None)
-                unit = self.unit.alone(layout, makes=True)
-                assert unit is not None  # it is made
+                unit = self.unit.made()
                 unit.prepare(way, layout, self.op, self.dtype, self.step)
                 task, resting = self._local_task(unit, layout, way, staging, source)
             except Exception as problem:

@@ -286,9 +286,12 @@ class Exchanged(Protocol):
         self, way: Way, layout: Layout, source: torch.Tensor, target: torch.Tensor, op: Any, *, step: int = 0
     ) -> Callable[[], Stats]: ...
 
-    def alone(self, layout: Layout, makes: bool = False) -> Unit | None:
-        """Returns the unit whose reduce() this one's is with that layout; None: there is none yet. makes:
-        makes it, if all ranks have agreed on that layout."""
+    def own(self) -> Unit | None:
+        """Returns the unit that exchanges it; None: there is none yet."""
+        ...
+
+    def made(self) -> Unit:
+        """Returns the same, and makes it if there is none. All ranks have agreed on the exchange."""
         ...
 
     def squares(self, layout: Layout, source: torch.Tensor) -> list[tuple[float, float]]: ...

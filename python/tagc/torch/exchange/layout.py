@@ -217,9 +217,15 @@ def chunked(parameters: Sequence[Parameter], world_size: int, n_rows: int = 0) -
 
 def chunked_elems(parameter: Parameter, world_size: int) -> int:
     """Returns elements of a parameter in a chunked() input, with padding."""
+    n_dim, n_row = first_dim(parameter)
+    return -(-n_dim // world_size) * n_row * world_size
+
+
+def first_dim(parameter: Parameter) -> tuple[int, int]:
+    """Returns (length of its sharded dimension, elements of each row along that): its shape in wire order, as
+    owners share it."""
     n_dim = parameter.shape[parameter.dim] if parameter.shape else 1
-    n_chunk = -(-n_dim // world_size)
-    return n_chunk * (parameter.numel // max(1, n_dim)) * world_size
+    return n_dim, parameter.numel // max(1, n_dim)
 
 
 def cut(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -14,9 +14,8 @@ import torch
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange.comm import Comm
-from tagc.torch.exchange.layout import Layout, Parameter, Part
+from tagc.torch.exchange.layout import Layout, Parameter, Part, first_dim
 from tagc.torch.exchange.reducer import as_error
-from tagc.torch.exchange.unit import stowable
 
 ELEMENTS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 Full = tuple[list[int], list[lib.ScheduleSums]]  # windows: numbers of parameters, and sums of each
@@ -59,12 +58,35 @@ def _array(spans: Iterable[Span]) -> Any:
     return (lib.Piece * len(pieces))(*pieces)
 
 
+class Spans:
+    """Spans of a flat tensor, wherever it is."""
+
+    def __init__(self, places: Sequence[Span], itemsize: int) -> None:
+        """places: with the position in that tensor in the place of an address."""
+        self._array = _array(places)
+        words = ctypes.sizeof(lib.Piece) // 8
+        self._offsets = itemsize * torch.tensor(
+            [span.address for span in places], dtype=torch.int64, device="cpu"
+        )
+        self._addresses = self._offsets  # there are none
+        if places:  # a column of the array
+            pieces = torch.frombuffer(self._array, dtype=torch.int64).view(-1, words)
+            self._addresses = pieces[:, lib.Piece.values.offset // 8]
+
+    def at(self, tensor: torch.Tensor) -> Any:
+        """Returns the array of pieces of that tensor, until the next call."""
+        torch.add(self._offsets, tensor.data_ptr(), out=self._addresses)
+        return self._array
+
+
 class Model:
     """A tagc_model of one unit. Collective to make.
 
     shapes: of each parameter; owners get chunks along the first dimension. output: one of lib.OUTPUTS. name:
     for messages; models with different ones share work memory. rests: whether a parameter whose gradient is
     zero keeps its residual."""
+
+    n_saturated, seconds = 0, 0.0  # sums beyond fp16, and how long it took: of the exchange that ended last
 
     def __init__(
         self,
@@ -83,7 +105,11 @@ class Model:
         options.output, options.op = lib.OUTPUTS[output], lib.OPS[op]
         options.gradient = options.sum = lib.ELEMENTS[ELEMENTS[dtype]]
         options.tag, options.rests, options.name = zlib.crc32(name.encode()), rests, name.encode()
-        self.parameters, self.dtype = tuple(parameters), dtype
+        splits = [() if kinds[parameter.name] == "dense" else parameter.split for parameter in parameters]
+        numbers = {split: number for number, split in enumerate(sorted(set(splits)))}
+        apart = (ctypes.c_uint32 * len(splits))(*(numbers[split] for split in splits))
+        options.apart = apart
+        self.parameters, self.dtype, self.op = tuple(parameters), dtype, op
         is_in_16_bits = (
             options.exchange == lib.EXCHANGES["direct"] and options.residual != lib.FORMATS["fp32"]
         )
@@ -113,16 +139,28 @@ class Model:
         """Sets what all ranks must have alike in the next exchanges."""
         lib.call("tagc_model_set_word", self._handle, 0, word)
 
+    def ask(self, word: int) -> None:
+        """Does nothing if all ranks ask with the same word, else it fails on all. Collective."""
+        lib.call("tagc_model_ask", self._handle, 0, word)
+
     def set_exchanges(self, n_exchanges: int) -> None:
         """Says how many there have been. Local."""
         lib.call("tagc_model_set_exchanges", self._handle, n_exchanges)
 
+    def set_factor(self, factor: float) -> None:
+        """Sets by what the next sums are multiplied."""
+        lib.call("tagc_model_set_factor", self._handle, 0, factor)
+
     def begin(self, gradients: Iterable[Span], sums: Iterable[Span], step: int) -> None:
         """Starts an exchange, and returns at once. The memory stays as it is until end(). step: its number,
         from which rounding derives. Collective."""
+        self.begin_arrays(lambda: (_array(gradients), _array(sums)), step)
+
+    def begin_arrays(self, find: Callable[[], tuple[Any, Any]], step: int) -> None:
+        """As begin(). find: returns arrays of pieces, of gradients and of sums."""
         try:
             self.set_exchanges(step - 1)
-            self._arrays = _array(gradients), _array(sums)
+            self._arrays = find()
         except Exception as problem:  # the others begin
             self.begin_failed(problem)
             return
@@ -137,10 +175,12 @@ class Model:
 
     def end(self) -> list[tuple[SentPart, lib.ReducerStats]]:
         """Waits until the sums are there. Returns the statistics of each part."""
+        stats = lib.initialised(lib.ModelStats, "tagc_model_stats_init")
         try:
-            lib.call("tagc_model_end", self._handle, 0, None)
+            lib.call("tagc_model_end", self._handle, 0, ctypes.byref(stats))
         finally:
             self._arrays = None
+        self.seconds, self.n_saturated = stats.total_s, stats.n_saturated
         return [self._part(i) for i in range(lib.load().tagc_model_n_parts(self._handle, 0))]
 
     def _part(self, number: int) -> tuple[SentPart, lib.ReducerStats]:
@@ -196,37 +236,51 @@ class Model:
             self._handle = ctypes.c_void_p()
 
 
-class FlatModel:
-    """A Model of an all-reduce: its parameters lie one after the other in one tensor, as in a bucket of DDP.
-    It keeps residuals by name, as a unit.Unit does. Collective to make."""
+class UnitModel:
+    """A Model of the parameters of a layout, which keeps residuals by name as a unit.Unit does. Collective to
+    make."""
 
     def __init__(
-        self, name: str, comm: Comm, layout: Layout, dtype: torch.dtype, follower: Follower, rests: bool
+        self,
+        name: str,
+        comm: Comm,
+        layout: Layout,
+        dtype: torch.dtype,
+        op: str,
+        follower: Follower,
+        rests: bool = False,
     ) -> None:
-        """layout: of layouts.bucket()."""
-        self.name, self.layout, self.dtype = name, layout, dtype
-        self._n_bytes = dtype.itemsize
-        self._starts = {
-            i: layout.pieces_of(i)[0].start
-            for i, parameter in enumerate(layout.parameters)
-            if parameter.numel
-        }
-        self._parameters = [layout.parameters[i] for i in self._starts]
+        """layout: of layouts.chunked() or bucket(), or of one parameter. op: one of lib.OPS."""
+        self.name, self.layout, self.dtype, self.op = name, layout, dtype, op
+        numbers = [i for i, parameter in enumerate(layout.parameters) if parameter.numel]
+        self._parameters = [layout.parameters[i] for i in numbers]
+        places = [
+            Span(at, piece.offset, n, piece.start)
+            for at, number in enumerate(numbers)
+            for piece in layout.pieces_of(number)
+            if (n := min(piece.length, layout.parameters[number].numel - piece.offset)) > 0
+        ]
+        first = 0 if layout.all_reduce else comm.rank * layout.row
+        own = [
+            span._replace(address=span.address - first)
+            for span in places
+            if first <= span.address < first + layout.row
+        ]
+        self._given, self._wanted = Spans(places, dtype.itemsize), Spans(own, dtype.itemsize)
+        self._gaps = _gaps(own, layout.row)  # (start, elements) of sums
         self._stowed: dict[str, torch.Tensor] = {}  # residuals of what keeps none now
         self._is_new = True  # then it stows all, since how a residual rounds depends on the step
         self._model: Model | None = Model(
             comm,
             self._parameters,
-            [(parameter.numel,) for parameter in self._parameters],
+            [first_dim(parameter) for parameter in self._parameters],
             dtype,
             follower,
+            output="unit" if layout.all_reduce else "shard",
+            op=op,
             name=f"gradients of {name}",
             rests=rests,
         )
-
-    @property
-    def is_open(self) -> bool:
-        return self._model is not None
 
     @property
     def model(self) -> Model:
@@ -234,19 +288,26 @@ class FlatModel:
             raise Error("state", f"{self.name} is closed")
         return self._model
 
-    def begin(self, values: torch.Tensor, step: int) -> None:
-        """Starts to replace the gradients in `values` by their means over ranks. Collective."""
-        try:
+    def is_alike(self, layout: Layout, dtype: torch.dtype, op: str) -> bool:
+        """Returns whether it exchanges the same, but for what the schedule says."""
+        own, other = (
+            [parameter.name for parameter in each.parameters] + [each.n_elems, each.row]
+            for each in (self.layout, layout)
+        )
+        return own == other and (dtype, op) == (self.dtype, self.op)
+
+    def begin(self, source: torch.Tensor, target: torch.Tensor, step: int, factor: float) -> None:
+        """Starts to give `target` the sums of the gradients in `source`, times `factor`. Both stay as they
+        are until the end. Collective."""
+
+        def arrays() -> tuple[Any, Any]:
             self._unstow(step)
-        except Exception as problem:  # the others begin
-            self.model.begin_failed(problem)
-            return
-        address = values.data_ptr()
-        spans = [
-            Span(i, 0, parameter.numel, address + start * self._n_bytes)
-            for i, (parameter, start) in enumerate(zip(self._parameters, self._starts.values()))
-        ]
-        self.model.begin(spans, spans, step)
+            self.model.set_factor(factor)
+            for start, n in self._gaps if target.data_ptr() != source.data_ptr() else ():
+                target[start : start + n].zero_()
+            return self._given.at(source), self._wanted.at(target)
+
+        self.model.begin_arrays(arrays, step)
 
     def _unstow(self, step: int) -> None:
         """Gives the model what residuals there were before it."""
@@ -313,9 +374,24 @@ class FlatModel:
         self._model, self._stowed = None, {}
 
 
+def stowable(values: torch.Tensor) -> torch.Tensor:
+    """Returns a copy of a residual, in bf16 if it is so, else in fp32."""
+    return values.detach().to(values.dtype if values.dtype == torch.bfloat16 else torch.float32, copy=True)
+
+
 def _zeros(n_elems: int) -> torch.Tensor:
     return torch.full((n_elems,), -0.0, dtype=torch.float32, device="cpu")  # libtagc's zero
 
 
 def _spans(numbers: Mapping[str, int], values: Mapping[str, torch.Tensor]) -> list[Span]:
     return [Span(i, 0, values[name].numel(), values[name].data_ptr()) for name, i in numbers.items()]
+
+
+def _gaps(spans: Sequence[Span], n_elems: int) -> list[tuple[int, int]]:
+    """Returns (start, elements) of what these spans leave out of a tensor."""
+    found, end = [], 0
+    for span in [*spans, Span(0, 0, 0, n_elems)]:
+        if span.address > end:
+            found.append((end, span.address - end))
+        end = span.address + span.n_elems
+    return found

@@ -1,18 +1,16 @@
 """One way to run an exchange, in two versions. A hook makes a Call and hands it to a runner with two
 tensors; nothing else asks which one it is.
 
-    Host      tensors in CPU memory: run() blocks until the result is there, or with may_last until the one
-              before it is
+    Host      tensors in CPU memory: run() blocks until the result is there
     Staged    a device's tensors: run() hands them to a thread, in pinned memory (staging.py), and streams
               wait for the result; it returns at once where no Python is needed for that (task.py)
 
-Failures are raised by run(), or by finish() at the end of a backward pass. Runners of all ranks must get the
-same calls in the same order."""
+Failures are raised by run(), or by Runners.finish() at the end of a backward pass. Runners of all ranks must
+get the same calls in the same order."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import queue
 import threading
 from collections.abc import Callable
@@ -47,24 +45,16 @@ class Runner:
         raises nothing. is_awaited: the current stream waits for them, because work() goes on with them."""
         raise NotImplementedError
 
-    def finish(self) -> None:
-        """Waits for all that is under way, and raises the first failure."""
-
     def close(self) -> None:
         """Makes what is under way fail, after the running exchange."""
 
 
-Failures = list[BaseException]  # one or none
-
-
 class Host(Runner):
-    """At most one exchange goes on in a thread while the caller computes, so that no more than one unit's
-    gradients are kept for it. settle: called before each exchange, and waits for those of other runners."""
+    """settle: called before each exchange, and waits for those of other runners."""
 
     def __init__(self, settle: Callable[[], object]) -> None:
         super().__init__()
         self._settle, self.work_beside = settle, Work()
-        self._under_way: torch.futures.Future[Failures] | None = None  # of that exchange
         # of a thread, once there is one
         self._jobs: queue.SimpleQueue[Callable[[], object] | None] | None = None
         self._thread: threading.Thread | None = None
@@ -75,27 +65,8 @@ class Host(Runner):
 
     def run(self, call: Call, source: torch.Tensor, target: torch.Tensor) -> None:
         self._settle()
-        if call.runs_beside:
-            call.perform(Way(call.comm, self.work_beside), source, target, call.failure)()
-            return
-        self.finish()
-        way = Way(call.comm, self.work)
-        if not call.may_last or self._is_closed:
-            call.perform(way, source, target, call.failure)()
-            return
-        self._under_way = torch.futures.Future()
-        self._hand_over(functools.partial(_perform, call, way, source, target, self._under_way))
-
-    def finish(self) -> None:
-        under_way, self._under_way = self._under_way, None
-        if under_way is not None:
-            for failure in under_way.wait():
-                raise failure
-
-    def drop(self) -> None:
-        """Waits for the exchange of a failed pass."""
-        with contextlib.suppress(BaseException):
-            self.finish()
+        work = self.work_beside if call.runs_beside else self.work
+        call.perform(Way(call.comm, work), source, target, call.failure)()
 
     def wait_for_jobs(self) -> None:
         """Waits for all work of the thread. In that there is nothing to wait for."""
@@ -136,7 +107,6 @@ class Host(Runner):
 
     def close(self) -> None:
         self.give_up()
-        self.drop()
 
     def give_up(self) -> None:
         self._is_closed = True
@@ -145,21 +115,6 @@ class Host(Runner):
 
     def wait(self, timeout_s: float) -> bool:
         return True  # the thread itself is waited for
-
-
-def _perform(
-    call: Call,
-    way: Way,
-    source: torch.Tensor,
-    target: torch.Tensor,
-    under_way: torch.futures.Future[Failures],
-) -> None:
-    failures: Failures = []
-    try:
-        call.perform(way, source, target, call.failure)()
-    except BaseException as failure:
-        failures.append(failure)
-    under_way.set_result(failures)
 
 
 def _take_jobs(jobs: queue.SimpleQueue[Callable[[], object] | None]) -> None:
@@ -242,7 +197,7 @@ class Runners:
     tensor is on. codec: of Staging."""
 
     def __init__(self, staging: Staging | None, codec: str | None) -> None:
-        self.host = Host(self._finish_staged)
+        self.host = Host(self.finish)
         self.staged = None if staging is None else Staged(staging)
         self._codec, self._is_closed = codec, False
 
@@ -290,26 +245,19 @@ class Runners:
         if self.staging is not None and self.is_on_device(tensor):
             self.staging.streams.keep(tensor)
 
-    def _finish_staged(self) -> None:
-        """Keeps one order of exchanges on all ranks, with tensors on several devices."""
+    def finish(self) -> None:
+        """Waits for all that is under way on a device, and raises the first failure."""
         if self.staged is not None:
             self.staged.finish()
 
-    def finish(self) -> None:
-        for runner in (self.staged, self.host):
-            if runner is not None:
-                runner.finish()
-
     def drop(self) -> None:
-        for runner in (self.staged, self.host):
-            if runner is not None:
-                runner.drop()
+        if self.staged is not None:
+            self.staged.drop()
 
     def wait(self) -> None:
         """Waits for the exchanges that are under way, so that another may use their connection."""
         if self.staging is not None:
             self.staging.wait()
-        self.host.finish()
 
     def close(self) -> None:
         self._is_closed = True

@@ -20,6 +20,7 @@ from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange import memory_ahead
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.exchanged_part import Arrays, ExchangedPart
+from tagc.torch.exchange.model import Follower, UnitModel, stowable
 from tagc.torch.exchange.reducer import Way, as_error, dtype_read, fields_of
 from tagc.torch.exchange.staging import Staging, Store
 from tagc.torch.exchange.task import Sampler, Task, TaskPart
@@ -43,10 +44,14 @@ def scale_of(op: Any, world_size: int) -> float:
     raise Error("unsupported", f"reduce op {op}: tagc has AVG, SUM and PREMUL_SUM")
 
 
-def _kind_of(op: Any, way: Way) -> tuple[str, float]:
+def kind_of(op: Any, world_size: int) -> tuple[str, float]:
     """Returns the op of reducers, and the factor that their sums get."""
-    factor = scale_of(op, way.comm.world_size)
-    return ("avg", 1.0) if factor == 1.0 / way.comm.world_size else ("sum", factor)
+    factor = scale_of(op, world_size)
+    return ("avg", 1.0) if factor == 1.0 / world_size else ("sum", factor)
+
+
+def _kind_of(op: Any, way: Way) -> tuple[str, float]:
+    return kind_of(op, way.comm.world_size)
 
 
 def check_tensors(source: torch.Tensor, target: torch.Tensor, what: str) -> None:
@@ -61,11 +66,6 @@ def check_tensors(source: torch.Tensor, target: torch.Tensor, what: str) -> None
 
 def _zeros(n_elems: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.full((n_elems,), -0.0, dtype=dtype, device="cpu")  # libtagc's zero: adding it changes no bit
-
-
-def stowable(values: torch.Tensor) -> torch.Tensor:
-    """Returns a copy of a residual, in bf16 if it is so, else in fp32."""
-    return values.detach().to(values.dtype if values.dtype == torch.bfloat16 else torch.float32, copy=True)
 
 
 def _is_zero(values: torch.Tensor) -> bool:
@@ -101,6 +101,7 @@ class Unit:
         self._layout: layouts.Layout | None = None
         self._key: tuple[str, bool, Way] | None = None
         self._exchanges: list[ExchangedPart] = []
+        self.model: UnitModel | None = None  # which exchanges in the place of these, in CPU memory
         # residuals of parameters without a reducer now, in wire order
         self._stowed: dict[str, torch.Tensor] = {}
         self._task: Task | None = None  # of these reducers, with this layout
@@ -186,7 +187,10 @@ class Unit:
 
     # ---- the step as libtagc runs it by itself ----
 
-    def alone(self, layout: layouts.Layout, makes: bool = False) -> Unit | None:
+    def own(self) -> Unit | None:
+        return self
+
+    def made(self) -> Unit:
         return self
 
     def prepare(self, way: Way, layout: layouts.Layout, op: Any, dtype: torch.dtype, step: int = 0) -> None:
@@ -269,6 +273,7 @@ class Unit:
             self._set_steps(step)
             return
         self._forget_task()
+        self._close_model()
         options = [
             {**self._reducer_options(way, layout, part, self.options(part, dtype)), "op": lib.OPS[op]}
             for part in layout.parts
@@ -400,6 +405,26 @@ class Unit:
             for exchange in self._exchanges
         ]
 
+    # ---- in CPU memory: by a model of libtagc's ----
+
+    def open_model(
+        self, comm: Comm, layout: layouts.Layout, dtype: torch.dtype, op: str, follower: Follower, rests: bool
+    ) -> UnitModel:
+        """Makes what exchanges that layout, with the residuals that there are. op: one of lib.OPS.
+        Collective."""
+        self.close()
+        self.model = UnitModel(self.name, comm, layout, dtype, op, follower, rests)
+        self.model.set_residuals_on_the_wire(self._stowed)
+        self._stowed = {}
+        return self.model
+
+    def _close_model(self) -> None:
+        """Keeps its residuals."""
+        model, self.model = self.model, None
+        if model is not None:
+            model.close()
+            self._stowed |= model.residuals_on_the_wire()
+
     # ---- residuals by parameter ----
 
     def _stow(self, exchanges: list[ExchangedPart]) -> None:
@@ -438,7 +463,7 @@ class Unit:
         found = {name: values.clone() for name, values in self._stowed.items()}
         for exchange in self._exchanges:
             self._read(exchange, found)
-        return found
+        return found if self.model is None else found | self.model.residuals_on_the_wire()
 
     @staticmethod
     def _read(exchange: ExchangedPart, found: dict[str, torch.Tensor]) -> None:
@@ -455,12 +480,16 @@ class Unit:
 
     def names_of_residuals(self) -> set[str]:
         """Returns the names in residuals_on_the_wire()."""
-        return set(self._stowed) | {
-            exchange.layout.parameters[piece.parameter].name
-            for exchange in self._exchanges
-            if exchange.reducer.n_residual
-            for piece, _ in exchange.part.pieces
-        }
+        return (
+            (set() if self.model is None else self.model.names_of_residuals())
+            | set(self._stowed)
+            | {
+                exchange.layout.parameters[piece.parameter].name
+                for exchange in self._exchanges
+                if exchange.reducer.n_residual
+                for piece, _ in exchange.part.pieces
+            }
+        )
 
     def set_residuals_on_the_wire(self, values: Mapping[str, torch.Tensor]) -> None:
         """Replaces all residuals by name -> (numel,) in wire order, of which it takes this rank's part; those
@@ -474,10 +503,15 @@ class Unit:
             for name, gaps in self._own.gaps_by_name().items():
                 for gap in gaps if name in self._stowed else ():
                     self._stowed[name][gap.target : gap.target + gap.length].fill_(-0.0)
+        if self.model is not None:
+            self.model.set_residuals_on_the_wire(self._stowed)
+            self._stowed = {}
         if self._layout is not None:
             self._unstow()
 
     def scale_residuals(self, factor: float) -> None:
+        if self.model is not None:
+            self.model.scale_residuals(factor)
         for exchange in self._exchanges:
             if exchange.reducer.n_residual:
                 exchange.reducer.scale_residual(factor)
@@ -491,11 +525,14 @@ class Unit:
         for exchange in self._exchanges:
             exchange.close()
         self._close_store()
-        self._exchanges, self._stowed = [], {}
+        if self.model is not None:
+            self.model.free()
+        self.model, self._exchanges, self._stowed = None, [], {}
         self._layout = self._key = None
 
     def close(self) -> None:
-        """Keeps the residuals for the reducers that a later reduce() makes."""
+        """Keeps the residuals for the reducers that a later reduce() makes, or the model of open_model()."""
+        self._close_model()
         try:
             self._stow(self._exchanges)
         finally:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,12 +21,11 @@ from torch.nn.parallel import DistributedDataParallel
 from tagc._library import Error
 from tagc.torch.exchange import internals
 from tagc.torch.exchange import layout as layouts
-from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import ExchangeOptions, Expected, Kinds, Place, place_of
-from tagc.torch.exchange.model import FlatModel, Follower
+from tagc.torch.exchange.model import stowable
 from tagc.torch.exchange.reducer import Way
-from tagc.torch.exchange.unit import DTYPES, Stats, Unit, stowable
+from tagc.torch.exchange.unit import DTYPES, Stats, Unit
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.wrapper import Wrapper as AnyWrapper
 from tagc.torch.schedule import policy
@@ -34,64 +33,39 @@ from tagc.torch.schedule import policy
 __all__ = ["State", "Wrapper"]  # for annexes that extend it
 
 UNIT = "buckets"
-U = TypeVar("U", Unit, FlatModel)
 
 
 class Buckets:
-    """Units and models of buckets, which share no parameter. Models go on without Python."""
+    """Units of buckets, which share no parameter."""
 
     def __init__(self, name: str, exchange_options: ExchangeOptions) -> None:
         self.name, self.options = name, exchange_options
-        # names of a bucket's parameters, in order -> what exchanges them
-        self._units: dict[tuple[str, ...], Unit | FlatModel] = {}
+        self._units: dict[tuple[str, ...], Unit] = {}  # by names of a bucket's parameters, in order
         self._stowed: dict[str, torch.Tensor] = {}  # residuals of parameters in no unit, in wire order
-
-    def unit(self, name: str, layout: layouts.Layout) -> Unit:
-        """Returns the one of a bucket with that name and layout."""
-        found = self.find(layout)
-        return self._replace(layout, lambda: Unit(name, self.options)) if found is None else found
 
     def find(self, layout: layouts.Layout) -> Unit | None:
         """Returns the one of a bucket with that layout, if there is one."""
-        found = self._units.get(_names_of(layout))
-        return found if isinstance(found, Unit) else None
+        return self._units.get(_names_of(layout))
 
-    def find_model(self, layout: layouts.Layout) -> FlatModel | None:
-        """Likewise, of a model."""
-        found = self._units.get(_names_of(layout))
-        return found if isinstance(found, FlatModel) and found.is_open else None
-
-    def make_model(
-        self,
-        name: str,
-        layout: layouts.Layout,
-        comm: Comm,
-        dtype: torch.dtype,
-        follower: Follower,
-        rests: bool,
-    ) -> FlatModel:
-        return self._replace(layout, lambda: FlatModel(name, comm, layout, dtype, follower, rests))
-
-    def drop_model(self, layout: layouts.Layout) -> None:
-        if (model := self.find_model(layout)) is not None:
-            model.close()
-
-    def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:
-        unit = self.find(layout)
-        return [(0.0, 0.0)] * len(layout.parts) if unit is None else unit.squares(layout, source)
-
-    def _replace(self, layout: layouts.Layout, make: Callable[[], U]) -> U:
-        """Ends all that share a parameter with that bucket, and returns what exchanges it instead."""
+    def unit(self, name: str, layout: layouts.Layout) -> Unit:
+        """Returns the one of a bucket with that name and layout. It ends all that share a parameter with a
+        new one."""
+        if (found := self.find(layout)) is not None:
+            return found
         names = _names_of(layout)
         for old in [old for old in self._units if not set(old).isdisjoint(names)]:
             unit = self._units.pop(old)
             unit.close()
             self._stowed |= unit.residuals_on_the_wire()
-        new = self._units[names] = make()
+        new = self._units[names] = Unit(name, self.options)
         new.set_residuals_on_the_wire(
             {name: self._stowed.pop(name) for name in names if name in self._stowed}
         )
         return new
+
+    def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:
+        unit = self.find(layout)
+        return [(0.0, 0.0)] * len(layout.parts) if unit is None else unit.squares(layout, source)
 
     def residuals_on_the_wire(self) -> dict[str, torch.Tensor]:
         found = {name: values.clone() for name, values in self._stowed.items()}
@@ -129,13 +103,11 @@ class Buckets:
 class _Bucket:
     """The handle's view of one bucket."""
 
-    def __init__(
-        self, buckets: Buckets, index: int, parameters: Sequence[layouts.Parameter], rests: bool
-    ) -> None:
-        self.name = (
-            f"bucket {index} ({parameters[0].name}{f' and {n} more' if (n := len(parameters) - 1) else ''})"
-        )
-        self.options, self._buckets, self.rests = buckets.options, buckets, rests
+    def __init__(self, buckets: Buckets, index: int, layout: layouts.Layout, rests: bool) -> None:
+        first, n = layout.parameters[0].name, len(layout.parameters) - 1
+        self.name = f"bucket {index} ({first}{f' and {n} more' if n else ''})"
+        self.options, self.layout, self.rests = buckets.options, layout, rests
+        self._buckets = buckets
 
     def reduce(
         self,
@@ -147,23 +119,13 @@ class _Bucket:
         *,
         step: int = 0,
     ) -> Callable[[], Stats]:
-        return self._buckets.unit(self.name, layout).reduce(
-            way, layout, source, target, op, step=step, rests=self.rests
-        )
+        return self.made().reduce(way, layout, source, target, op, step=step, rests=self.rests)
 
-    def alone(self, layout: layouts.Layout, makes: bool = False) -> Unit | None:
-        return self._buckets.unit(self.name, layout) if makes else self._buckets.find(layout)
+    def own(self) -> Unit | None:
+        return self._buckets.find(self.layout)
 
-    def find_model(self, layout: layouts.Layout) -> FlatModel | None:
-        return self._buckets.find_model(layout)
-
-    def make_model(
-        self, layout: layouts.Layout, comm: Comm, dtype: torch.dtype, follower: Follower
-    ) -> FlatModel:
-        return self._buckets.make_model(self.name, layout, comm, dtype, follower, self.rests)
-
-    def drop_model(self, layout: layouts.Layout) -> None:
-        self._buckets.drop_model(layout)
+    def made(self) -> Unit:
+        return self._buckets.unit(self.name, self.layout)
 
     def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:
         return self._buckets.squares(layout, source)
@@ -308,9 +270,9 @@ class State:
                     wrapper.begin(handle)
                 wrapper.prepare(source)
                 result = source.clone() if source.is_sparse else source  # a second one would cost memory
-                bucket, layout = self._find(handle, index, tensors)
-                _exchange(handle, bucket, layout, source, result)
-                wrapper.goes_on([parameter.name for parameter in layout.parameters])
+                bucket = self._find(handle, index, tensors)
+                _exchange(handle, bucket, source, result)
+                wrapper.goes_on([parameter.name for parameter in bucket.layout.parameters])
                 return result
             except BaseException as failure:
                 backward.failure = backward.failure or failure
@@ -338,14 +300,13 @@ class State:
             return None
         passes, group = handle.passes, handle.wrapper.groups()[0]
         try:
-            bucket, layout = self._find(handle, index, tensors)
-            if bucket.find_model(layout) is None and (
-                bucket.alone(layout) is not None or not passes.can_begin(group, source)
-            ):
+            bucket = self._find(handle, index, tensors)
+            if not passes.goes_alone(bucket, group, source):
                 return None
             if backward.is_given_up:
                 return _done(_spoilt(source))
-            end = passes.begin(bucket, group, source, layout, lambda: _fitting(layout, source))
+            op = _wrapper_of(handle).op
+            end = passes.begin(bucket, group, source, source, op, lambda: _fitting(bucket, source))
         except BaseException as failure:
             backward.is_given_up, backward.failure = True, backward.failure or failure
             return _done(_spoilt(source))
@@ -361,18 +322,16 @@ class State:
 
     def expected(self, index: int, tensors: Sequence[torch.Tensor]) -> Expected:
         """Returns the exchange of a bucket of these parameters."""
-        bucket, layout = self._find(self.handle, index, tensors)
-        group, n_elems = _wrapper_of(self.handle).groups()[0], _elems_of(layout)
-        return Expected(bucket, group, n_elems, tensors[0].dtype, lambda: layout)
+        bucket = self._find(self.handle, index, tensors)
+        group, n_elems = _wrapper_of(self.handle).groups()[0], _elems_of(bucket.layout)
+        return Expected(bucket, group, n_elems, tensors[0].dtype, lambda: bucket.layout)
 
     def _backward_of(self, bucket: dist.GradBucket) -> _Backward:
         if bucket.index() == 0 or self._backward is None:
             self._backward = _Backward(self)
         return self._backward
 
-    def _find(
-        self, handle: Compressed, index: int, tensors: Sequence[torch.Tensor]
-    ) -> tuple[_Bucket, layouts.Layout]:
+    def _find(self, handle: Compressed, index: int, tensors: Sequence[torch.Tensor]) -> _Bucket:
         """Returns the exchange of a bucket of these parameters."""
         parameters = [_wrapper_of(handle).parameter(tensor) for tensor in tensors]
         key = tuple(parameter.name for parameter in parameters)
@@ -388,7 +347,7 @@ class State:
         rests = _wrapper_of(handle).finds_unused
         buckets = handle.state.units[UNIT]
         assert isinstance(buckets, Buckets)
-        return _Bucket(buckets, index, parameters, rests), self._layouts[key]
+        return _Bucket(buckets, index, self._layouts[key], rests)
 
 
 def _wrapper_of(handle: Compressed) -> Wrapper:
@@ -401,17 +360,15 @@ def _elems_of(layout: layouts.Layout) -> int:
     return layout.n_elems if layout.slices is None else layout.slices.n_elems
 
 
-def _exchange(
-    handle: Compressed, bucket: _Bucket, layout: layouts.Layout, source: torch.Tensor, result: torch.Tensor
-) -> None:
-    op, find_layout = _wrapper_of(handle).op, lambda: _fitting(layout, source)
+def _exchange(handle: Compressed, bucket: _Bucket, source: torch.Tensor, result: torch.Tensor) -> None:
+    op, find_layout = _wrapper_of(handle).op, lambda: _fitting(bucket, source)
     handle.passes.exchange(bucket, handle.wrapper.groups()[0], source, result, op, find_layout, waits=False)
 
 
-def _fitting(layout: layouts.Layout, source: torch.Tensor) -> layouts.Layout:
-    if (n_elems := _elems_of(layout)) != source.numel():
+def _fitting(bucket: _Bucket, source: torch.Tensor) -> layouts.Layout:
+    if (n_elems := _elems_of(bucket.layout)) != source.numel():
         raise Error("unsupported", f"the bucket has {source.numel()} elements, its parameters {n_elems}")
-    return layout
+    return bucket.layout
 
 
 def _names_of(layout: layouts.Layout) -> tuple[str, ...]:

@@ -189,8 +189,8 @@ class Module:
 
 
 class ReduceScatter(waits.FsdpComm):
-    """For set_custom_reduce_scatter(): one per module. In CPU memory, where it can, it goes on while the next
-    module computes."""
+    """For set_custom_reduce_scatter(): one per module. In CPU memory, where it can, it goes on while other
+    modules compute."""
 
     def __init__(
         self, handle: Compressed, unit: Exchanged, module: Module, arrival: Arrival | None = None
@@ -212,18 +212,17 @@ class ReduceScatter(waits.FsdpComm):
         op: Any,
         async_op: bool = False,
     ) -> None:
-        hosts = self._handle.wrapper.hosts(group)
-        reads_at_once = self._module.group.reads_sums_at_once(output_tensor.dtype)
-        self._handle.passes.exchange(
-            self._unit,
-            group,
-            input_tensor,
-            output_tensor,
-            op,
-            lambda: self._module.layout(input_tensor.numel(), hosts),
-            waits=self._waits(),
-            may_last=op == dist.ReduceOp.AVG and not reads_at_once,  # else torch divides what comes
-        )
+        passes, hosts = self._handle.passes, self._handle.wrapper.hosts(group)
+        what = self._unit, group, input_tensor, output_tensor, op
+        find_layout = functools.partial(self._module.layout, input_tensor.numel(), hosts)
+        if passes.goes_alone(self._unit, group, input_tensor):
+            # torch divides what comes with another op
+            may_last = op == dist.ReduceOp.AVG and not self._module.group.reads_sums_at_once(
+                output_tensor.dtype
+            )
+            passes.exchange_alone(*what, find_layout, may_last)
+        else:
+            passes.exchange(*what, find_layout, waits=self._waits())
 
     def _waits(self) -> int:
         has_hook = self._arrival is not None and self._module.group.comms[2] is self._arrival
@@ -291,16 +290,14 @@ class AllReduce:
         # of reduce-scatters. Where it casts the sums, it frees this one in that stream's order, while the
         # current stream still has work on it: follow() keeps it.
         stream = self._module.group.reduce_scatter_stream if is_behind else None
+        passes, what = self._handle.passes, (self._unit, self._group, reduce_output, reduce_output, op)
+        find_layout = functools.partial(self._module.shard_layout, reduce_output.numel(), self._hosts)
+        if passes.goes_alone(self._unit, self._group, reduce_output):
+            passes.exchange_alone(*what, find_layout)
+            return
         with runners.behind(stream) if is_behind else contextlib.nullcontext():
-            self._handle.passes.exchange(
-                self._unit,
-                self._group,
-                reduce_output,
-                reduce_output,
-                op,
-                lambda: self._module.shard_layout(reduce_output.numel(), self._hosts),
-                waits=staging.FOR_INPUT if is_behind else staging.FOR_RESULT,
-            )
+            until = staging.FOR_INPUT if is_behind else staging.FOR_RESULT
+            passes.exchange(*what, find_layout, waits=until)
         runners.follow(reduce_output)
 
 

@@ -1,0 +1,184 @@
+"""Exchanges of gradients in CPU memory, which libtagc runs alone: a hook begins one, and goes on. Several are
+under way at once. They end in the order in which they began, so that all ranks tell the schedule the same in
+the same order."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+
+from tagc import _library as lib
+from tagc._library import LOST, Error
+from tagc.torch.exchange.call import Record, Reduction
+from tagc.torch.exchange.comm import Comm
+from tagc.torch.exchange.layout import Layout
+from tagc.torch.exchange.model import Follower, UnitModel
+from tagc.torch.exchange.unit import Unit, kind_of
+
+# Gradients whose exchanges are under way, beside one of any size: a rank that computes faster than it sends
+# would keep its whole gradient otherwise.
+MOST_BYTES = 32 << 20
+
+
+class Keeper(Follower, Protocol):
+    """A schedule.Schedule."""
+
+    def keep(self, comm: Comm, own: dict[int, lib.ScheduleSums]) -> None:
+        """Keeps sums of windows that became full in an exchange over that connection, by number."""
+        ...
+
+
+class What(NamedTuple):
+    """What is exchanged: the unit of the hook, or where the hook's layout is not known, another one. record:
+    is called with the outcome."""
+
+    unit: Unit
+    layout: Layout
+    record: Record
+
+
+class Start(NamedTuple):
+    """What begins. own: the unit of the hook. what: None if this rank has a failure."""
+
+    call: Reduction
+    own: Unit
+    what: What | None
+    source: torch.Tensor
+    target: torch.Tensor
+
+
+class Waiting(NamedTuple):
+    """An exchange under way that nobody has waited for yet."""
+
+    end: Callable[[], None]
+    source: torch.Tensor
+    target: torch.Tensor
+
+
+class Alone:
+    """Those of one handle. wait_for_jobs: waits for a thread's, where that ends them."""
+
+    def __init__(self, schedule: Keeper, wait_for_jobs: Callable[[], object]) -> None:
+        self._schedule, self._wait_for_jobs = schedule, wait_for_jobs
+        self._waiting: collections.deque[Waiting] = collections.deque()
+        self._n_bytes = 0  # of their sources
+        self._failed: list[tuple[Reduction, BaseException]] = []  # in this pass, in order
+
+    def begin(self, start: Start) -> Callable[[], None]:
+        """Begins an exchange. Returns what waits for its end, in any thread, and raises its failure.
+        Collective."""
+        failure, model = self._begin(start)
+
+        def end() -> None:
+            try:
+                if failure is not None:
+                    raise failure
+                assert model is not None
+                stats = model.model.end()
+                if stats:
+                    stats[0][1].n_saturated = model.model.n_saturated
+                if (full := model.model.take_full()) is not None:
+                    self._schedule.keep(start.call.comm, dict(zip(*full)))
+                assert start.what is not None  # or this rank has failed
+                start.what.record(stats, model.model.seconds, 0.0)
+            except BaseException as problem:
+                self._failed.append((start.call, problem))
+                raise
+
+        return end
+
+    def _begin(self, start: Start) -> tuple[Error | None, UnitModel | None]:
+        """Returns a failure of libtagc's, of which all ranks learn; and what has begun."""
+        call, own, what = start.call, start.own.model, start.what
+        word = call.word()
+        model = own
+        try:
+            if what is not None:
+                kind, factor = kind_of(call.op, call.comm.world_size)
+                model = self._model_of(start, what, word, kind)
+            assert model is not None  # without one, all ranks have agreed, and none has failed
+            model.model.set_word(word)
+            if what is None:
+                assert call.failure is not None
+                model.model.begin_failed(call.failure)
+            else:
+                model.begin(start.source, start.target, call.step, factor)
+        except Error as problem:
+            return problem, model
+        return None, model
+
+    def _model_of(self, start: Start, what: What, word: int, kind: str) -> UnitModel:
+        """Returns that which exchanges it, made or changed if need be. kind: one of lib.OPS. Collective."""
+        call, own, model = start.call, start.own.model, what.unit.model
+        is_alike = model is not None and model.is_alike(what.layout, call.dtype, kind)
+        if own is not None and not (own is model and is_alike and own.layout is what.layout):
+            self.settle()
+            own.model.ask(word)  # a rank that has begun what it exchanged before fails, too
+        if model is None or not is_alike:
+            return what.unit.open_model(
+                call.comm, what.layout, call.dtype, kind, self._schedule, call.unit.rests
+            )
+        if model.layout is not what.layout:
+            model.follow(what.layout)
+        return model
+
+    # ---- what is under way ----
+
+    def leave(self, end: Callable[[], None], source: torch.Tensor, target: torch.Tensor) -> None:
+        """Leaves an exchange under way until settle(). If it fails, the target becomes NaN."""
+        self._waiting.append(Waiting(end, source, target))
+        self._n_bytes += source.nbytes
+
+    def make_room(self, source: torch.Tensor) -> None:
+        """Waits for the oldest ones, so that one of that gradient may begin."""
+        while self._waiting and self._n_bytes + source.nbytes > MOST_BYTES:
+            self._end_oldest()
+
+    def settle(self) -> None:
+        """Waits for all. Their failures stay until finish()."""
+        while self._waiting:
+            self._end_oldest()
+        self._wait_for_jobs()
+
+    def _end_oldest(self) -> None:
+        oldest = self._waiting.popleft()
+        self._n_bytes -= oldest.source.nbytes
+        try:
+            oldest.end()
+        except Error:
+            if oldest.target.is_floating_point():  # else that is the failure
+                oldest.target.fill_(float("nan"))
+
+    # ---- the end of a pass ----
+
+    def finish(self, take_back: Callable[[], object]) -> None:
+        """Waits for all, and raises the first failure, the same on all ranks. take_back: takes a step back on
+        which they did not agree. Collective after a failure."""
+        self.settle()
+        if self._failed:
+            _explain(*self._failed[0], take_back)
+
+    def drop(self) -> None:
+        """Waits for those of a failed pass."""
+        while self._waiting:
+            with contextlib.suppress(BaseException):
+                self._end_oldest()
+        self._failed = []
+
+
+def _explain(call: Reduction, failure: BaseException, take_back: Callable[[], object]) -> None:
+    """Raises the failure of an exchange that has ended, or what the ranks tell each other of it.
+    Collective."""
+    if not isinstance(failure, Error) or failure.status in LOST:
+        raise failure
+    try:
+        call.agree()
+    except Error as told:
+        if call.opens_step and told.status == "mismatch":
+            take_back()
+        raise (failure if told.status in LOST else told) from None
+    raise failure
