@@ -18,6 +18,7 @@ static const tagc_tensor tensors[N_TENSORS] = {{"a", shapes[0], 2, 0, TAGC_CLASS
                                                {"c", shapes[2], 2, 1, TAGC_CLASS_MILD},
                                                {"d", shapes[3], 2, 1, TAGC_CLASS_COMPRESSED}};
 
+enum { WHOLE = 0 }; /* beside tagc_exchange: direct, what is compressed as it is in bf16 */
 static const struct kind {
     int n_ranks, hostile, n_places, output, cut, exchange;
     int files; /* the kind whose files it loads, or -1: its own */
@@ -25,7 +26,7 @@ static const struct kind {
     {3, 2, 1, TAGC_OUTPUT_UNIT, TAGC_CUT_ROWS, TAGC_EXCHANGE_DIRECT, -1},
     {3, 2, 1, TAGC_OUTPUT_SHARD, TAGC_CUT_ROWS, TAGC_EXCHANGE_DIRECT, -1},
     {3, 2, 1, TAGC_OUTPUT_UNIT, TAGC_CUT_FLAT, TAGC_EXCHANGE_DIRECT, -1},
-    {3, 2, 1, TAGC_OUTPUT_SHARD, TAGC_CUT_FLAT, TAGC_EXCHANGE_DENSE, -1},
+    {3, 2, 1, TAGC_OUTPUT_SHARD, TAGC_CUT_FLAT, WHOLE, -1},
     {4, 3, 2, TAGC_OUTPUT_UNIT, TAGC_CUT_ROWS, TAGC_EXCHANGE_DIRECT, -1},
     {4, 3, 2, TAGC_OUTPUT_SHARD, TAGC_CUT_FLAT, TAGC_EXCHANGE_DIRECT, -1},
     {2, 0, 1, TAGC_OUTPUT_UNIT, TAGC_CUT_ROWS, TAGC_EXCHANGE_DIRECT, 0},
@@ -73,8 +74,12 @@ static void make_model(peers *all, int rank) {
     options.moment = TAGC_MOMENT_SHORTENS;
     options.output = p->of->output;
     options.cut = p->of->cut;
-    options.exchange = p->of->exchange;
-    if (options.exchange == TAGC_EXCHANGE_DENSE) schedule.format = TAGC_FORMAT_BF16;
+    if (p->of->exchange != WHOLE) {
+        options.exchange = p->of->exchange;
+    } else {
+        schedule.format = TAGC_FORMAT_BF16;
+        schedule.sparsity = 0;
+    }
     require(tagc_model_create(p->within[rank], p->between[rank], tensors, N_TENSORS, &options,
                               &p->models[rank]) == TAGC_OK);
 }
