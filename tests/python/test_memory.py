@@ -201,7 +201,7 @@ def fields_of(part, dtype):
 
     if part.kind == "dense":
         return dict(exchange=lib.EXCHANGES["direct"], format=lib.FORMATS["fp32"], sparsity=0.0)
-    few = {"compressed": ("fp32", 0.0), "mild": ("int4", 0.75)}[part.kind]
+    few = {"compressed": ("fp32", 0.5), "mild": ("int4", 0.75)}[part.kind]
     return dict(exchange=lib.EXCHANGES["direct"], format=lib.FORMATS[few[0]], sparsity=few[1])
 
 
