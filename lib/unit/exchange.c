@@ -884,8 +884,8 @@ tagc_status tagc_unit_exchange(tagc_model_unit *unit, tagc_status failure, const
     if (status != TAGC_OK) note(unit, status);
     if (unit->is_there) unit->model->device->add(unit);
     status = end_exchange_of(unit, &unit->stats);
-    if (unit->status != TAGC_OK) status = tagc_fail(unit->status, "%s", unit->text);
-    unit->ended = status;
+    if (status == TAGC_OK && unit->status != TAGC_OK) status = tagc_fail(unit->status, "%s", unit->text);
+    unit->ended = status; /* of all ranks: that of another word comes before the own failure */
     snprintf(unit->ended_text, sizeof unit->ended_text, "%s", status == TAGC_OK ? "" : tagc_last_error());
     return status;
 }

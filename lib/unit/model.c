@@ -53,6 +53,8 @@ static tagc_status check_options(const tagc_model_options *o, int n_places) {
         return tagc_fail(
             TAGC_ERR_UNSUPPORTED,
             "summed with output UNIT: take HOST_SHARD, and send the host's ranks what each gets");
+    if (o->summed && o->cut == TAGC_CUT_FLAT_ARRAYS)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "summed with cut FLAT_ARRAYS, which are whole: take FLAT");
     if (o->residual != -1 && o->residual != TAGC_FORMAT_FP32 && o->residual != TAGC_FORMAT_INT8 &&
         o->residual != TAGC_FORMAT_INT4)
         return tagc_fail(TAGC_ERR_ARGUMENT, "residual is %d, must be -1, FP32, INT8 or INT4", o->residual);
