@@ -20,15 +20,15 @@ typedef struct setting {
 
 typedef struct row {
     const char *name;
-    int exchange, has_lanes, is_native;
+    int exchange, is_whole, has_lanes, is_native; /* is_whole: every value in fp32 */
 } row;
 
 static const row rows[] = {
-    {"dense", TAGC_EXCHANGE_DENSE, 1, 0},           {"packed", TAGC_EXCHANGE_PACKED, 1, 0},
-    {"direct", TAGC_EXCHANGE_DIRECT, 1, 0},         {"direct, callback", TAGC_EXCHANGE_DIRECT, 0, 0},
-    {"dense, callback", TAGC_EXCHANGE_DENSE, 0, 0},
+    {"whole", TAGC_EXCHANGE_DIRECT, 1, 1, 0},           {"packed", TAGC_EXCHANGE_PACKED, 0, 1, 0},
+    {"direct", TAGC_EXCHANGE_DIRECT, 0, 1, 0},          {"direct, callback", TAGC_EXCHANGE_DIRECT, 0, 0, 0},
+    {"whole, callback", TAGC_EXCHANGE_DIRECT, 1, 0, 0},
 #if TAGC_HAS_NATIVE
-    {"direct, native", TAGC_EXCHANGE_DIRECT, 0, 1}, {"dense, native", TAGC_EXCHANGE_DENSE, 0, 1},
+    {"direct, native", TAGC_EXCHANGE_DIRECT, 0, 0, 1},  {"whole, native", TAGC_EXCHANGE_DIRECT, 1, 0, 1},
 #endif
 };
 enum { N_ROWS = sizeof rows / sizeof *rows };
@@ -67,6 +67,8 @@ static step_cost time_steps(const setting *s, const row *kind, int W, int n_unit
         tagc_reducer_options_init(&options);
         options.n_elems = n_elems;
         options.exchange = kind->exchange;
+        if (kind->is_whole) options.sparsity = 0;
+        if (kind->is_whole) options.format = TAGC_FORMAT_FP32;
         expect(tagc_reducer_create(comm, &options, &reducers[u]), "reducer");
         gradients[u] = take(n_elems, sizeof(float), "gradient");
         outputs[u] = take(s->shard, sizeof(float), "output");
@@ -126,7 +128,7 @@ static void print_load(void) {
     printf("no latency, %d values per shard; medians of %d steps (quartiles); memory floor %.1f ms\n",
            LOAD_SHARD, LOAD_REPEATS, floor_ms(LOAD_RANKS * LOAD_SHARD));
     for (int i = 0; i < N_ROWS; i++) {
-        if (rows[i].exchange != TAGC_EXCHANGE_DENSE && rows[i].exchange != TAGC_EXCHANGE_DIRECT) continue;
+        if (rows[i].exchange != TAGC_EXCHANGE_DIRECT) continue;
         if (!rows[i].has_lanes) continue;
         step_cost cost = time_steps(&s, &rows[i], LOAD_RANKS, 1);
         printf("%5d %5d  %-17s %9.1f ms (%.1f to %.1f), %.1f of it select and encode: %.2f ns per value\n",

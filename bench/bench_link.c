@@ -166,7 +166,8 @@ static double bytes_per_s(link_bench *b, int pattern, double *cpus) {
     double total_s = tagc_time_s() - start_s;
     *cpus = (cpu_s() - start_cpu_s) / total_s;
     double rate = (double)(sent(b) - before) / total_s, least;
-    must(tagc_comm_all_gather(b->comm, &rate, sizeof rate, all));
+    must(tagc_comm_all_gather(b->comm, &rate, sizeof rate, all,
+                              (size_t)tagc_comm_world_size(b->comm) * sizeof *all));
     least = all[0];
     for (int r = 1; r < b->world_size; r++) least = all[r] < least ? all[r] : least;
     return least;
@@ -183,7 +184,7 @@ static void make(link_bench *b) {
     tagc_gatherer_options_init(&gather);
     tagc_reducer_options_init(&reducer);
     gather.n_elems = reducer.n_elems = b->n_elems;
-    reducer.exchange = TAGC_EXCHANGE_DENSE;
+    reducer.sparsity = 0;
     for (int wire = 0; wire < 2; wire++)
         for (int unit = 0; unit < b->n_units; unit++) {
             gather.format = reducer.format = wire;

@@ -7,8 +7,11 @@ written anew.
 
     scripts/torch_versions.sh                                          # all tests on all versions: hours
     scripts/torch_versions.sh --versions 2.9,2.15
-    scripts/torch_versions.sh --versions 2.10,2.11 --tests fsdp2,ddp   # of tests/python/test_<name>.py
-"""
+    scripts/torch_versions.sh --versions 2.10,2.11 --tests fsdp2,fsdp1  # test_<name>.py below tests/python
+    scripts/torch_versions.sh --check oldest                            # as ctest does, or "newest"
+
+A check writes no table, and keeps its environment in ~/.cache/tagc. Where none can be made it exits with 77,
+which ctest takes for skipped."""
 
 import argparse
 import json
@@ -28,6 +31,10 @@ FOUND = ROOT / "lab" / "results" / "torch-versions.json"
 DOCS = ROOT / "docs" / "reference" / "torch-versions.md"
 BEGIN, END = "<!-- scripts/torch_versions.sh writes what follows -->", "<!-- to here -->"
 OLDEST = (2, 9)
+CHECKED = "ddp,fsdp1,state,compiled,two_at_once,one_rank_differs".split(",")  # by --check
+NEEDED = ["numpy", "pytest"]  # by these tests
+CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "tagc"
+SKIPPED = 77
 FILE_LIMIT_S = 1200
 
 
@@ -52,6 +59,7 @@ def parse_arguments():
         type=pathlib.Path,
         help="folder that keeps environments, and has some from before: <folder>/<version>",
     )
+    parser.add_argument("--check", choices=("oldest", "newest"), help="runs a few tests on that version")
     parser.add_argument(
         "--table", action="store_true", help="writes the table of what was found before, and runs nothing"
     )
@@ -65,8 +73,14 @@ def parse_arguments():
     return parser, arguments
 
 
+def files_of_tests():
+    """{name: path}, of annexes, too."""
+    found = [*TESTS.glob("test_*.py"), *TESTS.glob("*/test_*.py")]
+    return {path.stem.removeprefix("test_"): path for path in sorted(found, key=lambda path: path.stem)}
+
+
 def names_of_tests():
-    return sorted(path.stem.removeprefix("test_") for path in TESTS.glob("test_*.py"))
+    return [*files_of_tests()]
 
 
 def newest_releases():
@@ -86,15 +100,16 @@ def newest_releases():
     return {f"{major}.{minor}": f"{major}.{minor}.{found[major, minor]}" for major, minor in sorted(found)}
 
 
-def make_environment(folder, release):
+def all_needs():
+    """What all tests need besides torch."""
+    lines = (TESTS / "requirements.txt").read_text().splitlines()
+    return [line for line in lines if line and not re.match(r"#|torch\b", line)]
+
+
+def make_environment(folder, release, needs):
     """Its interpreter."""
     python = folder / "bin" / "python"
     if not (folder / "made").exists():
-        needs = [
-            line
-            for line in (TESTS / "requirements.txt").read_text().splitlines()
-            if line and not re.match(r"#|torch\b", line)
-        ]
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         subprocess.run(
             [
@@ -132,7 +147,7 @@ def run_file(python, library, name, scratch):
         "-p",
         "no:cacheprovider",
         f"--junitxml={report}",
-        TESTS / f"test_{name}.py",
+        files_of_tests()[name],
     ]
     with open(scratch / f"{name}.log", "w") as log:
         try:
@@ -162,7 +177,7 @@ def run_version(minor, release, arguments, keep):
         scratch = pathlib.Path(scratch)
         folder = (kept or scratch) / minor
         try:
-            python = make_environment(folder, release)
+            python = make_environment(folder, release, all_needs())
             build = subprocess.run(
                 [python, "-c", "import torch; print(torch.__version__)"],
                 check=True,
@@ -181,6 +196,33 @@ def run_version(minor, release, arguments, keep):
         finally:
             if kept is None:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def check(which, library):
+    """Runs the tests of CHECKED on the oldest or the newest release that pip can install."""
+    try:
+        releases = [*newest_releases().values()]
+    except (subprocess.CalledProcessError, AttributeError):  # pip says nothing of torch
+        releases = []
+    for release in releases[:1] if which == "oldest" else releases[::-1]:
+        folder = CACHE / f"torch-{release}"
+        try:
+            python = make_environment(folder, release, NEEDED)
+            break
+        except subprocess.CalledProcessError:
+            shutil.rmtree(folder, ignore_errors=True)
+    else:
+        print(f"skipped: pip cannot install the {which} of {', '.join(releases) or 'torch'} here")
+        return SKIPPED
+    n_failed = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in CHECKED:
+            if name not in files_of_tests():  # of an annex that is left out
+                continue
+            found = run_file(python, library, name, pathlib.Path(scratch))
+            print(f"torch {release} test_{name}: {found}", flush=True)
+            n_failed += found["failed"] + (not found["passed"])
+    return int(n_failed > 0)
 
 
 def table_of(found):
@@ -206,6 +248,8 @@ def write_table(found):
 
 def main():
     parser, arguments = parse_arguments()
+    if arguments.check:
+        return check(arguments.check, arguments.library)
     found = json.loads(FOUND.read_text()) if FOUND.exists() else {}
     if not arguments.table:
         releases = newest_releases()

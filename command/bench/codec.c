@@ -85,7 +85,6 @@ static void add_size(setting *s, flat_size size) {
 
 static int same_exchange(const tagc_reducer_options *a, const tagc_reducer_options *b) {
     if (a->exchange != b->exchange || a->output != b->output || a->n_threads != b->n_threads) return 0;
-    if (a->exchange == TAGC_EXCHANGE_DENSE) return a->format == b->format;
     if (a->exchange == TAGC_EXCHANGE_DIRECT)
         return a->format == b->format && a->sparsity == b->sparsity && a->block == b->block;
     const tagc_paper_options *p = a->paper, *q = b->paper;
@@ -143,7 +142,7 @@ static const char *const indexes[] = {"or", "sum4", "sum1"};
 
 static void describe(const tagc_reducer_options *o, char what[48]) {
     const char *name = tagc_exchange_names[o->exchange], *all = o->output != TAGC_OUTPUT_SHARD ? ", all" : "";
-    if (o->exchange == TAGC_EXCHANGE_DENSE)
+    if (tagc_reducer_options_are_whole(o))
         snprintf(what, 48, "dense %s%s", tagc_format_names[o->format], all);
     else if (o->exchange == TAGC_EXCHANGE_DIRECT)
         snprintf(what, 48, "direct %s%s", tagc_format_names[o->format], all);
@@ -176,20 +175,22 @@ static void add_entry(codec_table *c, const char *what, const char *sparsity, in
 static void report(codec_table *c, const setting *s, int n_flats, const tagc_codec_time *r) {
     const tagc_reducer_options *o = &s->options;
     char what[48], sparsity[16] = "-";
-    int is_dense = o->exchange == TAGC_EXCHANGE_DENSE, is_direct = o->exchange == TAGC_EXCHANGE_DIRECT;
+    int is_dense = tagc_reducer_options_are_whole(o),
+        is_direct = !is_dense && o->exchange == TAGC_EXCHANGE_DIRECT;
     describe(o, what);
     if (!is_dense && !(is_direct && o->sparsity == 0))
         snprintf(sparsity, sizeof sparsity, "%.4g %%", 100 * o->sparsity);
-    json_t *about = json_pack(
-        "{s:s, s:s, s:s, s:b, s:f, s:f, s:o, s:o, s:o, s:o, s:o}", "exchange",
-        tagc_exchange_names[o->exchange], "wire", is_dense ? tagc_format_names[o->format] : "fp32", "index",
-        o->paper ? indexes[o->paper->index] : "none", "all_reduce", o->output != TAGC_OUTPUT_SHARD,
-        "sparsity", is_dense ? 0.0 : o->sparsity, "ratio", o->paper ? o->paper->ratio : 0.0, "values",
-        is_direct ? json_string(tagc_format_names[o->format]) : json_null(), "block",
-        is_direct && o->format > TAGC_FORMAT_BF16 ? json_integer(o->block) : json_null(), "n_sent",
-        json_integer((json_int_t)(r->n_sent + 0.5)), "n_union",
-        r->n_union > 0 ? json_integer((json_int_t)r->n_union) : json_null(), "n_returned",
-        r->n_returned > 0 ? json_integer((json_int_t)r->n_returned) : json_null());
+    json_t *about =
+        json_pack("{s:s, s:s, s:s, s:b, s:f, s:f, s:o, s:o, s:o, s:o, s:o}", "exchange",
+                  is_dense ? "dense" : tagc_exchange_names[o->exchange], "wire",
+                  is_dense ? tagc_format_names[o->format] : "fp32", "index",
+                  o->paper ? indexes[o->paper->index] : "none", "all_reduce", o->output != TAGC_OUTPUT_SHARD,
+                  "sparsity", is_dense ? 0.0 : o->sparsity, "ratio", o->paper ? o->paper->ratio : 0.0,
+                  "values", is_direct ? json_string(tagc_format_names[o->format]) : json_null(), "block",
+                  is_direct && o->format > TAGC_FORMAT_BF16 ? json_integer(o->block) : json_null(), "n_sent",
+                  json_integer((json_int_t)(r->n_sent + 0.5)), "n_union",
+                  r->n_union > 0 ? json_integer((json_int_t)r->n_union) : json_null(), "n_returned",
+                  r->n_returned > 0 ? json_integer((json_int_t)r->n_returned) : json_null());
     add_entry(c, what, sparsity, n_flats, r, about);
 }
 
@@ -199,7 +200,7 @@ static void shorten(const tagc_bench *bench, setting *s) {
     double n_bytes = (o->format == TAGC_FORMAT_BF16 ? 2 : 4) * (o->output != TAGC_OUTPUT_SHARD ? 2 : 1);
     double most = bench->all_to_all_bytes_per_s * dense_s / n_bytes;
     int n = 0;
-    if (o->exchange != TAGC_EXCHANGE_DENSE || most <= 0) return;
+    if (!tagc_reducer_options_are_whole(o) || most <= 0) return;
     uint64_t limit =
         tagc_padded_elems(most < LEAST_ELEMS ? LEAST_ELEMS : (uint64_t)most, bench->rank->world_size);
     for (int i = 0; i < s->n_sizes; i++) {

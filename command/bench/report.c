@@ -160,7 +160,7 @@ static json_t *arm_json(const tagc_measured_arms *b, const tagc_measured_arm *a)
 /* Whether the arm compresses any leg; bf16 does not count. */
 static int compresses(const tagc_measured_arm *a) {
     const tagc_train_options *o = &a->arm->options;
-    return (a->n_compressed > 0 && o->exchange != TAGC_EXCHANGE_DENSE) || a->n_mild > 0 ||
+    return (a->n_compressed > 0 && o->exchange != TAGC_TRAIN_DENSE) || a->n_mild > 0 ||
            o->gather > TAGC_GATHER_BF16;
 }
 

@@ -76,7 +76,7 @@ static void choose_exchange(const tagc_rank *rank, const tagc_parsed *parsed, ta
     }
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         if (tagc_options_given(parsed, names[i])) return;
-    from->options.exchange = TAGC_EXCHANGE_DENSE;
+    from->options.exchange = TAGC_TRAIN_DENSE;
     tagc_progress_say(&from->progress,
                       "one rank has no peers: gradients stay dense (--exchange direct compresses them)");
 }

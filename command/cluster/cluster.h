@@ -60,7 +60,7 @@ double tagc_cluster_payload(double bits_per_s);
 const char *tagc_cluster_sequence_name(int sequence);
 
 /* The calls of torch and tagc.torch that make a row which compresses, a line each. Returns how many. */
-enum { TAGC_CLUSTER_MAX_CALLS = 4, TAGC_CLUSTER_CALL_CHARS = 96 };
+enum { TAGC_CLUSTER_MAX_CALLS = 5, TAGC_CLUSTER_CALL_CHARS = 128 };
 int tagc_cluster_calls(const tagc_cluster *cluster, const tagc_times_row *row,
                        char lines[TAGC_CLUSTER_MAX_CALLS][TAGC_CLUSTER_CALL_CHARS]);
 

@@ -52,6 +52,7 @@ int tagc_cluster_calls(const tagc_cluster *c, const tagc_times_row *row,
     const tagc_strategy *s = row->strategy;
     int n = 0, is_near = s->placement == TAGC_PLACE_HYBRID, selects = s->level == TAGC_LEVEL_LAST;
     const size_t most = TAGC_CLUSTER_CALL_CHARS;
+    snprintf(lines[n++], most, "import tagc.torch as tagc");
     if (is_near)
         snprintf(lines[n++], most,
                  "mesh = init_device_mesh(\"cuda\", (%d, %d), mesh_dim_names=(\"host\", \"gpu\"))",
@@ -60,7 +61,7 @@ int tagc_cluster_calls(const tagc_cluster *c, const tagc_times_row *row,
     if (selects) snprintf(lines[n++], most, "optimizer = torch.optim.AdamW(model.parameters())");
     snprintf(lines[n++], most, "handle = tagc.compress(model%s%s%s)", selects ? ", optimizer" : "",
              s->gather == TAGC_GATHER_DELTA4 ? ", parameters=\"delta4\"" : "",
-             c->values.codec == TAGC_CODEC_ON_HOST ? ", codec=\"host\"" : "");
+             c->values.codec == TAGC_CODEC_ON_HOST ? ", options=tagc.Options(codec=\"host\")" : "");
     return n;
 }
 

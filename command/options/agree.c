@@ -29,7 +29,8 @@ tagc_status tagc_agree_options(tagc_comm *comm, const tagc_command *command, con
     for (size_t i = 0; i < n; i++)
         if (command->options[i].role != TAGC_ROLE_PLACE && command->options[i].role != TAGC_ROLE_LOCAL)
             describe(command, values, (int)i, &mine[i]);
-    tagc_status status = tagc_comm_all_gather(comm, mine, n * sizeof *mine, all);
+    tagc_status status =
+        tagc_comm_all_gather(comm, mine, n * sizeof *mine, all, n * world_size * sizeof *all);
     for (size_t rank = 1; status == TAGC_OK && rank < world_size; rank++)
         for (size_t i = 0; status == TAGC_OK && i < n; i++)
             if (all[rank * n + i].sum != all[i].sum ||

@@ -23,7 +23,7 @@ int tagc_train_is_coded(const tagc_train_facts *facts) {
         return (void)o, (met) ? NULL : (what);                                                               \
     }
 
-LACKS(lacks_exchange, o->exchange == TAGC_EXCHANGE_DENSE || f->has_mild || o->compress != TAGC_POLICY_NONE,
+LACKS(lacks_exchange, o->exchange == TAGC_TRAIN_DENSE || f->has_mild || o->compress != TAGC_POLICY_NONE,
       "--compress other than none" HERE)
 LACKS(lacks_compression, tagc_train_compresses(o),
       o->compress == TAGC_POLICY_NONE ? "compressed gradients and has no effect with --compress none"
@@ -166,7 +166,7 @@ static const tagc_option rows[] = {
     {TEXT(NULL, "compress-names", FIXED, compress_names, NULL, NULL, "PATTERNS",
          "shell patterns of tensor names with commas between, as in \"h.*.mlp.*,wte.*\"")},
     {CHOICE(NULL, "exchange", FIXED, exchange, "dense|sketch|packed|direct", "direct",
-           "dense: every value; sketch: TAGC as published, index and count sketch; packed: index and the values behind"
+           "dense: every value, as --wire says; sketch: TAGC as published, index and count sketch; packed: index and the values behind"
            " it, nothing to peel; direct: each rank's own positions and low-bit values, straight to the owner"), .lacks = lacks_exchange},
     {CHOICE(NULL, "values", FREE, values, "fp32|bf16|int8|int4|int2|auto", "auto",
            "direct: how a value travels; what rounding loses stays in the residual; auto: the best measured, which the"
@@ -307,15 +307,14 @@ static void resolve(void *values) {
     tagc_train_fsdp(options, &engine);
     if (options->min_lr < 0) options->min_lr = fmin(6e-5, options->lr);
     options->gentle = engine.gentle ? 1 : 2;
-    options->sparsity = engine.reducer.sparsity;
-    if (options->values == TAGC_TRAIN_AUTO_VALUES) { /* for other exchanges, too: a fork may choose direct */
-        tagc_reducer_options direct;
-        tagc_reducer_options_init(&direct);
-        tagc_reducer_options_resolve(&direct);
-        options->values = direct.format;
-    }
+    tagc_reducer_options direct; /* for other exchanges, too: a fork may choose it */
+    tagc_reducer_options_init(&direct);
+    tagc_reducer_options_resolve(&direct);
+    if (options->values == TAGC_TRAIN_AUTO_VALUES) options->values = direct.format;
+    if (options->exchange != TAGC_TRAIN_DENSE) options->sparsity = engine.reducer.sparsity;
+    if (options->sparsity == -1) options->sparsity = direct.sparsity;
     options->compressed_beta1 = engine.beta1_compressed;
     options->compressed_beta2 = engine.beta2_compressed;
-    options->mild = engine.mild.exchange == TAGC_EXCHANGE_DENSE ? 0 : engine.mild.format;
+    options->mild = engine.mild.exchange == TAGC_NO_MILD ? 0 : engine.mild.format;
     options->mild_sparsity = engine.mild.sparsity;
 }

@@ -136,6 +136,10 @@ static tagc_status parse_ours(const uint8_t *data, uint64_t n_at_hand, uint64_t 
     if (data[AT_TOKENIZER + TAGC_TOKENIZER_NAME_BYTES - 1] != '\0')
         return tagc_fail(TAGC_ERR_CORRUPT, "%s: tokenizer is longer than %d characters", name,
                          TAGC_TOKENIZER_NAME_BYTES - 1);
+    for (const uint8_t *at = data + AT_TOKENIZER; *at; at++) /* checkpoints hold it as a text */
+        if (*at < ' ' || *at > '~')
+            return tagc_fail(TAGC_ERR_CORRUPT, "%s: tokenizer has a byte 0x%02x, must be printable ASCII",
+                             name, *at);
     info->token_bytes = (int)token_bytes;
     info->vocab_size = vocab_size;
     info->n_tokens = get_u64(data + AT_N_TOKENS);

@@ -22,11 +22,12 @@ tagc_status tagc_agree(tagc_comm *comm, tagc_status status) {
         tagc_comm_abort(comm, "no memory to agree on a failure");
         return tagc_fail(TAGC_ERR_MEMORY, "no memory for %d verdicts", world_size);
     }
-    tagc_status agreed = tagc_comm_all_gather(comm, &mine, sizeof mine, all);
+    tagc_status agreed =
+        tagc_comm_all_gather(comm, &mine, sizeof mine, all, (size_t)world_size * sizeof *all);
     for (int rank = 0; agreed == TAGC_OK && rank < world_size; rank++) {
         if (all[rank].status == TAGC_OK) continue;
         all[rank].text[TAGC_ERROR_TEXT_BYTES - 1] = 0;
-        agreed = tagc_fail((tagc_status)all[rank].status, "rank %d: %s", rank, all[rank].text);
+        agreed = tagc_fail(tagc_status_told(all[rank].status), "rank %d: %s", rank, all[rank].text);
     }
     free(all);
     return agreed;

@@ -112,7 +112,8 @@ tagc_status tagc_checkpoint_find(tagc_comm *comm, const char *dir, char *path, s
     if (status == TAGC_OK && strlen(own) >= n_bytes)
         status = tagc_fail(TAGC_ERR_ARGUMENT, "path has room for %zu bytes, %s needs more", n_bytes, own);
     status = tagc_agree(comm, status);
-    if (status == TAGC_OK) status = tagc_comm_all_gather(comm, own, sizeof own, all);
+    if (status == TAGC_OK)
+        status = tagc_comm_all_gather(comm, own, sizeof own, all, (size_t)world_size * sizeof own);
     if (status == TAGC_OK && memchr(all, 0, n_bytes < sizeof own ? n_bytes : sizeof own) == NULL)
         status = tagc_fail(TAGC_ERR_ARGUMENT, "path has room for %zu bytes, rank 0's is longer", n_bytes);
     if (status == TAGC_OK) strcpy(path, all);

@@ -188,7 +188,9 @@ static tagc_status save_all(tagc_save *save) {
     TAGC_TRY(tagc_agree(save->comm, first ? make_partial(save) : TAGC_OK));
     tagc_manifest_file file = {0};
     tagc_status status = tagc_agree(save->comm, write_rank_file(save, &file));
-    if (status == TAGC_OK) status = tagc_comm_all_gather(f->comm, &file, sizeof file, save->manifest->files);
+    if (status == TAGC_OK)
+        status = tagc_comm_all_gather(f->comm, &file, sizeof file, save->manifest->files,
+                                      (size_t)f->world_size * sizeof file);
     if (status == TAGC_OK) status = tagc_agree(save->comm, first ? publish(save) : TAGC_OK);
     if (status != TAGC_OK && first) {
         char text[TAGC_ERROR_TEXT_BYTES]; /* keep the text of the first failure */

@@ -10,7 +10,13 @@
 /* ---- options ---- */
 
 static int exchange_of_compressed(const tagc_fsdp_options *o) {
-    return o->policy == TAGC_POLICY_NONE ? TAGC_EXCHANGE_DENSE : o->reducer.exchange;
+    return o->policy == TAGC_POLICY_NONE ? TAGC_EXCHANGE_DIRECT : o->reducer.exchange;
+}
+
+/* 1 if compressed flats are coded by direct. */
+static int codes_compressed(const tagc_fsdp_options *o) {
+    return o->policy != TAGC_POLICY_NONE && o->reducer.exchange == TAGC_EXCHANGE_DIRECT &&
+           !tagc_reducer_options_are_whole(&o->reducer);
 }
 
 static int is_paper(int exchange) {
@@ -20,7 +26,7 @@ static int is_paper(int exchange) {
 /* Where everything travels whole, there is nothing to encode once per host, and the paper's exchanges have one level. */
 static int adds_in_hosts(const tagc_fsdp_options *o) {
     int exchange = exchange_of_compressed(o);
-    int is_direct = exchange == TAGC_EXCHANGE_DIRECT || o->mild.exchange == TAGC_EXCHANGE_DIRECT;
+    int is_direct = codes_compressed(o) || o->mild.exchange == TAGC_EXCHANGE_DIRECT;
     if (o->ranks_per_host == 1) return 0;
     return o->sharding == TAGC_SHARD_HYBRID || (o->two_level && is_direct && !is_paper(exchange));
 }
@@ -48,16 +54,10 @@ static void plan_options(const tagc_schedule_plan *plan, tagc_reducer_options *o
         options->block = plan->block;
 }
 
-/* Those that the engine decides. Fields without a meaning for the exchange get their defaults. Only direct has two levels: what is
- * dense is every value of it then. */
+/* Those that the engine decides. Fields without a meaning for the exchange get their defaults. */
 static void own_fields(const tagc_fsdp_options *engine, uint64_t n_padded, int unit,
                        tagc_reducer_options *r) {
     int is_hybrid = engine->sharding == TAGC_SHARD_HYBRID, by_hosts = adds_in_hosts(engine);
-    if (by_hosts && r->exchange == TAGC_EXCHANGE_DENSE) {
-        r->exchange = TAGC_EXCHANGE_DIRECT;
-        r->sparsity = 0;
-        r->format = r->format == TAGC_FORMAT_BF16 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
-    }
     r->paper = &engine->paper;
     r->output = is_hybrid && by_hosts                              ? TAGC_OUTPUT_HOST_SHARD
                 : is_hybrid || engine->sharding == TAGC_SHARD_NONE ? TAGC_OUTPUT_UNIT
@@ -79,8 +79,7 @@ int tagc_fsdp_exchange_options(const tagc_fsdp *f, const tagc_flat *flat, tagc_r
         *r = f->options.mild;
     } else {
         tagc_reducer_options_init(r);
-        r->exchange = TAGC_EXCHANGE_DENSE;
-        r->format = f->options.dense_format;
+        tagc_reducer_options_send_whole(r, f->options.dense_format);
     }
     if (flat->is_followed) plan_options(&flat->plan, r);
     own_fields(&f->options, flat->n_padded, flat->unit, r);
@@ -105,7 +104,7 @@ static void schedule_options(const tagc_fsdp *f, int fresh, tagc_schedule_option
     s->gentle = f->options.gentle;
     s->fresh = fresh;
     s->short_beta1 = f->options.beta1_compressed;
-    s->sparsity = compressed.exchange == TAGC_EXCHANGE_DENSE ? 0 : compressed.sparsity;
+    s->sparsity = compressed.sparsity;
     s->format = (tagc_format)compressed.format;
     if (mild.exchange != TAGC_EXCHANGE_DIRECT) return;
     s->mild_sparsity = mild.sparsity;
@@ -121,7 +120,7 @@ static void model_options(const tagc_fsdp *f, tagc_model_options *m) {
                 : o->sharding == TAGC_SHARD_NONE ? TAGC_OUTPUT_UNIT
                                                  : TAGC_OUTPUT_SHARD;
     m->dense_format = o->dense_format;
-    m->residual = exchange == TAGC_EXCHANGE_DIRECT ? o->reducer.residual : o->mild.residual;
+    m->residual = codes_compressed(o) ? o->reducer.residual : o->mild.residual;
     m->n_threads = o->reducer.n_threads;
     m->exchange = exchange;
     if (is_paper(exchange)) {
@@ -129,7 +128,7 @@ static void model_options(const tagc_fsdp *f, tagc_model_options *m) {
         m->residual = -1;
     }
     m->cut = TAGC_CUT_FLAT_ARRAYS;
-    if (exchange == TAGC_EXCHANGE_DIRECT) {
+    if (codes_compressed(o)) {
         m->block = o->reducer.block > 0 ? o->reducer.block : options_of(f, TAGC_CLASS_MILD).block;
         m->result_sparsity = o->reducer.result_sparsity;
         m->result_format = o->reducer.result_format;
@@ -163,12 +162,14 @@ static tagc_status make_model(const tagc_fsdp *f, int fresh, tagc_model **out) {
     tagc_schedule_options schedule;
     tagc_model_options options;
     *out = NULL;
-    TAGC_TRY(tagc_agree(f->comm, describe(f, &tensors)));
-    schedule_options(f, fresh, &schedule);
-    model_options(f, &options);
-    options.schedule = &schedule;
-    tagc_status status =
-        tagc_model_create(f->within, f->between, tensors, (size_t)f->tables.n_tensors, &options, out);
+    tagc_status status = tagc_agree(f->comm, describe(f, &tensors));
+    if (status == TAGC_OK) {
+        schedule_options(f, fresh, &schedule);
+        model_options(f, &options);
+        options.schedule = &schedule;
+        status =
+            tagc_model_create(f->within, f->between, tensors, (size_t)f->tables.n_tensors, &options, out);
+    }
     tagc_memory_destroy(tensors);
     if (status == TAGC_OK) tagc_model_set_run(*out, 0); /* the manifest ties files together */
     return status;

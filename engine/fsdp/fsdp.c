@@ -56,7 +56,7 @@ static tagc_status check_agreement(tagc_fsdp *f) {
     if (status == TAGC_OK) {
         char *own = texts[world_size];
         tagc_fsdp_options_text(f, own);
-        status = tagc_comm_all_gather(f->comm, own, sizeof *texts, texts);
+        status = tagc_comm_all_gather(f->comm, own, sizeof *texts, texts, (size_t)world_size * sizeof *texts);
     }
     if (status == TAGC_OK) status = compare_options(world_size, texts);
     free(texts);
@@ -151,7 +151,8 @@ tagc_status tagc_fsdp_read_tensor(tagc_fsdp *f, int tensor, float *values) {
         float *own = parts + (uint64_t)f->world_size * n_part;
         memset(own, 0, n_part * sizeof *own);
         if (p->n > 0) memcpy(own, flat->master + p->at, p->n * sizeof *own);
-        status = tagc_comm_all_gather(f->comm, own, n_part * sizeof *own, parts);
+        status = tagc_comm_all_gather(f->comm, own, n_part * sizeof *own, parts,
+                                      (size_t)f->world_size * n_part * sizeof *parts);
     }
     for (int rank = 0; status == TAGC_OK && rank < f->n_owners; rank++) {
         uint64_t first, n_owned = part_of(f, flat, p, n, rank, &first);

@@ -42,6 +42,8 @@ typedef enum tagc_policy {
     TAGC_POLICY_NAMES = 4                 /* tensors that match a name pattern */
 } tagc_policy;
 
+enum { TAGC_NO_MILD = 0 }; /* as mild.exchange: no flat is mild */
+
 typedef struct tagc_fsdp_options {
     int sharding; /* tagc_sharding, default FULL */
     int wrap;     /* tagc_wrap, default BLOCK */
@@ -54,7 +56,7 @@ typedef struct tagc_fsdp_options {
     tagc_reducer_options reducer;
     int dense_format;         /* tagc_format of dense flats: FP32 (default) or BF16 */
     tagc_paper_options paper; /* of flats that use sketch or packed */
-    /* Of mild flats. exchange: DENSE (no flat is mild), DIRECT, or -1 (default): DIRECT if the reducer's is, else DENSE.
+    /* Of mild flats. exchange: TAGC_NO_MILD, DIRECT, or -1 (default): DIRECT if the reducer's is, else TAGC_NO_MILD.
      * sparsity: -1 (default) means the smaller of 0.85 and the reducer's. block, residual: the reducer's, if that is DIRECT. */
     tagc_reducer_options mild;
     int gather; /* tagc_gather_kind of parameter gathers, default FP32; deltas need sharding GRAD */

@@ -37,10 +37,10 @@ void tagc_fsdp_options_resolve(tagc_fsdp_options *o) {
     tagc_schedule_options_init(&schedule);
     int is_direct = o->policy != TAGC_POLICY_NONE && o->reducer.exchange == TAGC_EXCHANGE_DIRECT;
     tagc_reducer_options_resolve(&o->reducer);
-    if (mild->exchange == -1) mild->exchange = is_direct ? TAGC_EXCHANGE_DIRECT : TAGC_EXCHANGE_DENSE;
+    if (mild->exchange == -1) mild->exchange = is_direct ? TAGC_EXCHANGE_DIRECT : TAGC_NO_MILD;
     if (mild->sparsity == -1)
         mild->sparsity =
-            mild->exchange == TAGC_EXCHANGE_DENSE ? 0 : fmin(schedule.mild_sparsity, o->reducer.sparsity);
+            mild->exchange == TAGC_NO_MILD ? 0 : fmin(schedule.mild_sparsity, o->reducer.sparsity);
     if (mild->format == -1 && mild->exchange == TAGC_EXCHANGE_DIRECT) mild->format = schedule.mild_format;
     if (mild->residual == -1 && mild->exchange == TAGC_EXCHANGE_DIRECT) mild->residual = o->reducer.residual;
     if (mild->block == 0 && mild->exchange == TAGC_EXCHANGE_DIRECT && is_direct)
@@ -82,13 +82,15 @@ tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
     const char *gathers[TAGC_N_GATHER_KINDS];
     for (int kind = 0; kind < TAGC_N_GATHER_KINDS; kind++) gathers[kind] = tagc_gather_choices[kind].name;
     TAGC_TRY(check_choice("sharding", o->sharding, shardings, TAGC_SHARD_HYBRID + 1));
-    if (o->mild.exchange != -1 && o->mild.exchange != TAGC_EXCHANGE_DENSE &&
+    if (o->mild.exchange != -1 && o->mild.exchange != TAGC_NO_MILD &&
         o->mild.exchange != TAGC_EXCHANGE_DIRECT)
-        return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "mild.exchange is %d, allowed is -1 (as the reducer's), %d (dense) or %d (direct)",
-                         o->mild.exchange, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT);
-    if (o->mild.exchange != TAGC_EXCHANGE_DENSE && o->reducer.exchange == TAGC_EXCHANGE_DIRECT &&
-        o->mild.block != 0 && o->mild.block != o->reducer.block)
+        return tagc_fail(
+            TAGC_ERR_ARGUMENT,
+            "mild.exchange is %d, allowed is -1 (as the reducer's), %d (none is mild) or %d (direct)",
+            o->mild.exchange, TAGC_NO_MILD, TAGC_EXCHANGE_DIRECT);
+    if (o->mild.exchange != TAGC_NO_MILD && o->reducer.exchange == TAGC_EXCHANGE_DIRECT &&
+        !tagc_reducer_options_are_whole(&o->reducer) && o->mild.block != 0 &&
+        o->mild.block != o->reducer.block)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "mild.block is %d, allowed is 0 or the reducer's, %d",
                          o->mild.block, o->reducer.block);
     TAGC_TRY(check_choice("wrap", o->wrap, wraps, TAGC_WRAP_MATRIX + 1));
@@ -127,14 +129,15 @@ tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
     TAGC_TRY(check_real("epsilon", o->epsilon, o->epsilon > 0, "above 0"));
     TAGC_TRY(check_real("weight_decay", o->weight_decay, o->weight_decay >= 0, "0 or more"));
     TAGC_TRY(check_real("clip_norm", o->clip_norm, o->clip_norm >= 0, "0 (off) or more"));
-    int exchange = o->policy == TAGC_POLICY_NONE ? TAGC_EXCHANGE_DENSE : o->reducer.exchange;
-    TAGC_TRY(check_choice("exchange", exchange, tagc_exchange_names, TAGC_EXCHANGE_DIRECT + 1));
-    if (o->sharding == TAGC_SHARD_HYBRID && exchange != TAGC_EXCHANGE_DENSE &&
-        exchange != TAGC_EXCHANGE_DIRECT)
+    int exchange = o->policy == TAGC_POLICY_NONE ? TAGC_EXCHANGE_DIRECT : o->reducer.exchange;
+    if (exchange < TAGC_EXCHANGE_SKETCH || exchange > TAGC_EXCHANGE_DIRECT)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "exchange is %d, allowed is sketch (%d), packed (%d) or direct (%d)", exchange,
+                         TAGC_EXCHANGE_SKETCH, TAGC_EXCHANGE_PACKED, TAGC_EXCHANGE_DIRECT);
+    if (o->sharding == TAGC_SHARD_HYBRID && exchange != TAGC_EXCHANGE_DIRECT)
         return tagc_fail(
             TAGC_ERR_UNSUPPORTED,
-            "exchange is %s, but hybrid sharding supports only dense and direct: no other adds within"
-            " hosts first",
+            "exchange is %s, but hybrid sharding supports only direct: no other adds within hosts first",
             tagc_exchange_names[exchange]);
     if (o->policy == TAGC_POLICY_NAMES && (o->names == NULL || o->names[0] == 0))
         return tagc_fail(TAGC_ERR_ARGUMENT,

@@ -18,7 +18,8 @@ static tagc_status global_norm(tagc_fsdp *f, double *norm) {
     for (int i = 0; i < f->tables.n_flats; i++) sum += own_squares(f, &f->tables.flats[i]);
     double start_s = tagc_time_s();
     tagc_account_event(&f->account, "optimizer", begin_s, start_s, UINT64_MAX);
-    TAGC_TRY(tagc_comm_all_gather(f->comm, &sum, sizeof sum, f->norms));
+    TAGC_TRY(
+        tagc_comm_all_gather(f->comm, &sum, sizeof sum, f->norms, (size_t)f->world_size * sizeof *f->norms));
     tagc_account_blocked(&f->account, start_s, &f->account.stats.wait_reduce_s, -1, f->order.pass);
     sum = 0;
     for (int rank = 0; rank < f->world_size; rank++) sum += f->norms[rank];

@@ -196,7 +196,7 @@ static tagc_status find_zero(tagc_trace_writer *w, tagc_comm *comm, double (*tim
     own[0] = own[1] = tagc_time_s();
     for (size_t i = 0; i < w->trace->n_events; i++)
         if (w->trace->events[i].start_s < own[1]) own[1] = w->trace->events[i].start_s;
-    TAGC_TRY(tagc_comm_all_gather(comm, own, sizeof *times, times));
+    TAGC_TRY(tagc_comm_all_gather(comm, own, sizeof *times, times, (size_t)world_size * sizeof *times));
     double longest_s = 0, skew_s = 0;
     for (int rank = 0; rank < world_size; rank++) {
         double skew = times[rank][0] - times[0][0];
@@ -217,7 +217,7 @@ static tagc_status write_pieces(tagc_trace_writer *w, tagc_comm *comm, trace_tex
     while (more) {
         trace_text *own = &pieces[world_size];
         fill_piece(w, own);
-        TAGC_TRY(tagc_comm_all_gather(comm, own, sizeof *own, pieces));
+        TAGC_TRY(tagc_comm_all_gather(comm, own, sizeof *own, pieces, (size_t)world_size * sizeof *pieces));
         more = 0;
         *n_dropped = 0;
         for (int rank = 0; rank < world_size; rank++) {
@@ -234,7 +234,11 @@ static tagc_status write_all(tagc_trace_writer *w, tagc_comm *comm, trace_text *
     TAGC_TRY(find_zero(w, comm, times));
     tagc_new_file file = {0}; /* of rank 0 */
     uint64_t n_dropped = 0;   /* by all ranks */
-    TAGC_TRY(tagc_agree(comm, w->rank == 0 ? tagc_new_file_open(path, &file) : TAGC_OK));
+    tagc_status opened = tagc_agree(comm, w->rank == 0 ? tagc_new_file_open(path, &file) : TAGC_OK);
+    if (opened != TAGC_OK) {
+        tagc_new_file_close(&file);
+        return opened;
+    }
     if (file.stream != NULL) fprintf(file.stream, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
     tagc_status status = write_pieces(w, comm, pieces, file.stream, &n_dropped);
     int is_sent = status == TAGC_OK;

@@ -45,7 +45,7 @@ tagc_status tagc_hosts_find(tagc_comm *comm, tagc_hosts *out) {
         return tagc_fail(TAGC_ERR_MEMORY, "out of memory for the hosts of %zu ranks", world_size);
     }
     find_identity(&own);
-    tagc_status status = tagc_comm_all_gather(comm, &own, sizeof own, all);
+    tagc_status status = tagc_comm_all_gather(comm, &own, sizeof own, all, world_size * sizeof *all);
     for (size_t rank = 0; status == TAGC_OK && rank < world_size; rank++) {
         int host = 0;
         while (host < out->n_hosts && memcmp(&all[out->leaders[host]], &all[rank], sizeof own) != 0) host++;

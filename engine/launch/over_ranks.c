@@ -9,7 +9,7 @@ static tagc_status over_ranks(tagc_comm *comm, double *values, int n, int mean) 
     size_t n_bytes = (size_t)n * sizeof *values;
     double *all = calloc((size_t)world_size, n_bytes);
     if (!all) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for figures of %d ranks", world_size);
-    tagc_status status = tagc_comm_all_gather(comm, values, n_bytes, all);
+    tagc_status status = tagc_comm_all_gather(comm, values, n_bytes, all, (size_t)world_size * n_bytes);
     for (int i = 0; status == TAGC_OK && i < n; i++) {
         double most = all[i], sum = 0;
         for (int rank = 0; rank < world_size; rank++) {

@@ -9,7 +9,7 @@
 /* ---- what rows need ---- */
 
 int tagc_train_compresses(const tagc_train_options *o) {
-    return o->exchange != TAGC_EXCHANGE_DENSE && o->compress != TAGC_POLICY_NONE;
+    return o->exchange != TAGC_TRAIN_DENSE && o->compress != TAGC_POLICY_NONE;
 }
 
 tagc_status tagc_train_model(const tagc_train_options *options, tagc_gpt2_config *out) {
@@ -73,12 +73,12 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
     int is_gentle = options->gentle == 0 ? options->sparsity < 0 : options->gentle == 1;
     out->gentle = is_gentle && options->exchange == TAGC_EXCHANGE_DIRECT;
     out->reducer.sparsity = options->sparsity;
-    if (options->exchange == TAGC_EXCHANGE_DENSE)
-        out->reducer.format = options->wire;
+    if (options->exchange == TAGC_TRAIN_DENSE)
+        tagc_reducer_options_send_whole(&out->reducer, options->wire);
     else if (out->reducer.exchange == TAGC_EXCHANGE_DIRECT && options->values != TAGC_TRAIN_AUTO_VALUES)
         out->reducer.format = options->values;
     out->reducer.block = (int)options->block;
-    if (out->reducer.exchange == TAGC_EXCHANGE_DIRECT) {
+    if (options->exchange == TAGC_EXCHANGE_DIRECT) {
         out->reducer.result_sparsity = options->result_sparsity;
         out->reducer.result_format = options->result_values - 1;
         out->reducer.residual = residual_formats[options->residual];
@@ -86,11 +86,17 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
     out->reducer.n_threads = (int)options->codec_threads;
     set_paper(options, &out->paper);
     tagc_reducer_options mild = out->reducer;
-    mild.exchange = options->mild == TAGC_TRAIN_AUTO_VALUES ? -1
-                    : options->mild > 0                     ? TAGC_EXCHANGE_DIRECT
-                                                            : TAGC_EXCHANGE_DENSE;
+    int is_auto = options->mild == TAGC_TRAIN_AUTO_VALUES, is_dense = options->exchange == TAGC_TRAIN_DENSE;
+    mild.exchange = is_auto && !is_dense            ? -1
+                    : options->mild > 0 && !is_auto ? TAGC_EXCHANGE_DIRECT
+                                                    : TAGC_NO_MILD;
     mild.format = options->mild == TAGC_TRAIN_AUTO_VALUES || options->mild == 0 ? -1 : options->mild;
     mild.sparsity = options->mild_sparsity;
+    if (is_dense && mild.exchange == TAGC_EXCHANGE_DIRECT && mild.sparsity == -1) {
+        tagc_schedule_options schedule;
+        tagc_schedule_options_init(&schedule);
+        mild.sparsity = schedule.mild_sparsity; /* not as little as what is dense leaves out */
+    }
     mild.result_sparsity = mild.result_format = -1;
     out->mild = mild;
     tagc_fsdp_options_resolve(out);

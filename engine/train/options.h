@@ -10,6 +10,8 @@
 /* Of `values` and `mild`, behind those of tagc_format: the exchange's own choice. */
 enum { TAGC_TRAIN_AUTO_VALUES = TAGC_FORMAT_INT2 + 1 };
 enum { TAGC_TRAIN_MAX_RANKS = 1024 };
+/* As `exchange`, beside those of tagc_exchange: direct, every value as --wire says. tagc_train_fsdp alone makes that of it. */
+enum { TAGC_TRAIN_DENSE = 0 };
 
 typedef struct tagc_train_options {
     const char *data, *val_data;

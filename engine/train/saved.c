@@ -83,7 +83,7 @@ tagc_status tagc_saved_processors(tagc_comm *comm, char *text, size_t n_bytes) {
     tagc_status status =
         all ? TAGC_OK : tagc_fail(TAGC_ERR_MEMORY, "no memory for the processors of %d ranks", world_size);
     if (!all) tagc_comm_abort(comm, tagc_last_error());
-    if (all) status = tagc_comm_all_gather(comm, &own, sizeof own, all);
+    if (all) status = tagc_comm_all_gather(comm, &own, sizeof own, all, (size_t)world_size * sizeof *all);
     for (int rank = 0; status == TAGC_OK && rank < world_size; rank++)
         if (all[rank] >= 0 && all[rank] < N_LEVELS) n_at[all[rank]]++;
     free(all);
@@ -131,6 +131,9 @@ static tagc_status read_root(const json_t *root, tagc_saved *out) {
     const char *tokenizer = json_string_value(json_object_get(root, "tokenizer"));
     if (!tokenizer)
         return tagc_fail(TAGC_ERR_CORRUPT, "the checkpoint's \"tokenizer\" is missing or no text");
+    if (strlen(tokenizer) >= sizeof out->tokenizer)
+        return tagc_fail(TAGC_ERR_CORRUPT, "the checkpoint's \"tokenizer\" is longer than %zu bytes",
+                         sizeof out->tokenizer - 1);
     snprintf(out->tokenizer, sizeof out->tokenizer, "%s", tokenizer);
     const char *cpu = json_string_value(json_object_get(root, "cpu"));
     snprintf(out->cpu, sizeof out->cpu, "%s", cpu ? cpu : "");

@@ -39,7 +39,8 @@ static tagc_status agree_on_data(tagc_trainer *t) {
                     t->val_tokens ? tagc_tokens_fingerprint(t->val_tokens) : 0};
     amounts *all = calloc((size_t)world_size, sizeof *all);
     if (!all) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for the data of %d ranks", world_size);
-    tagc_status status = tagc_comm_all_gather(t->rank->comm, &mine, sizeof mine, all);
+    tagc_status status =
+        tagc_comm_all_gather(t->rank->comm, &mine, sizeof mine, all, (size_t)world_size * sizeof *all);
     for (int rank = 1; status == TAGC_OK && rank < world_size; rank++)
         if (memcmp(&all[rank], &all[0], sizeof mine) != 0)
             status =

@@ -24,11 +24,11 @@ TEXT = pathlib.Path(__file__).resolve().parents[2] / "docs"
 class TorchCollectives:
     """torch's calls as Collectives has them, with the mean of the ranks."""
 
-    def reduce_scatter(self, output, input, key, op):
-        return Mean(output, dist.reduce_scatter_tensor(output, input, async_op=True))
+    def reduce_scatter(self, output, input, key, op, async_op):
+        return Mean(output, dist.reduce_scatter_tensor(output, input, async_op=async_op))
 
-    def all_gather(self, output, input, key):
-        return dist.all_gather_into_tensor(output, input, async_op=True)
+    def all_gather(self, output, input, key, async_op):
+        return dist.all_gather_into_tensor(output, input, async_op=async_op)
 
 
 class Mean:
@@ -79,13 +79,15 @@ class Shared:
 
     def reduce(self):
         self.input, self.gradient = self.whole([p.grad for p in self.parameters]), torch.empty_like(self.own)
-        self.work = self.comm.reduce_scatter(self.gradient, self.input, key=self.key, op=dist.ReduceOp.AVG)
+        self.work = self.comm.reduce_scatter(
+            self.gradient, self.input, key=self.key, op=dist.ReduceOp.AVG, async_op=True
+        )
 
     def update(self, lr):
         self.work.wait()
         self.update_by(self.own, self.gradient, self.state, lr)
         self.full = torch.empty_like(self.input)
-        self.work = self.comm.all_gather(self.full, self.own, key=self.key)
+        self.work = self.comm.all_gather(self.full, self.own, key=self.key, async_op=True)
 
     def spread(self):
         self.work.wait()

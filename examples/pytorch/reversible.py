@@ -6,7 +6,8 @@
 
 A block maps (x1, x2) to y1 = x1 + attention(x2) and y2 = x2 + experts(y1). Its backward pass gets x1 and x2
 back from y1 and y2, computes the block again, and calls backward() inside, which adds to the gradients of its
-parameters. FSDP2 and DDP exchange these as any others. --torch leaves tagc out."""
+parameters. FSDP2 and DDP exchange these as any others. With --in-turn the experts of one block at a time are
+trained; the others are frozen, have no gradient, and are not exchanged. --torch leaves tagc out."""
 
 import argparse
 
@@ -95,9 +96,14 @@ def main(argv=None, **options):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--ddp", action="store_true", help="DistributedDataParallel instead of fully_shard()")
     parser.add_argument("--torch", action="store_true", help="without tagc")
+    parser.add_argument(
+        "--in-turn", type=int, metavar="N", help="FSDP2: train the experts of another block every N steps"
+    )
     parser.add_argument("--steps", type=int, default=20)
     add_device(parser)
     arguments = parser.parse_args(argv)
+    if arguments.in_turn and arguments.ddp:
+        parser.error("--in-turn is given with --ddp, which waits for the gradients that it saw at first")
     start_on(arguments.device)
     torch.manual_seed(0)
     model = Model(Config(n_vocab=64, n_embd=64, n_head=2, n_layer=3))
@@ -112,7 +118,9 @@ def main(argv=None, **options):
         import tagc.torch as tagc
 
         tagc.compress(model, optimizer, **options)
-    for x, y in batches(arguments.steps):
+    for step, (x, y) in enumerate(batches(arguments.steps)):
+        for number, block in enumerate(model.blocks if arguments.in_turn else ()):
+            block.experts.requires_grad_(number == step // arguments.in_turn % len(model.blocks))
         optimizer.zero_grad()
         loss = model(x, y)
         loss.backward()

@@ -1,4 +1,11 @@
-/* Exchanges of arrays in a device's memory.
+/* Exchanges of arrays in a device's memory. A model (tagc/model.h) is the whole of it for gradients:
+ *
+ *   tagc_device_open("cuda", NULL, 0, &device);
+ *   tagc_kernels_open(device, &kernels);                                          or none: then the processor computes
+ *   tagc_queue_create_on(kernels, 2, &queue);                                     and a thread calls tagc_queue_next(queue, ...)
+ *   tagc_model_create_on(queue, NULL, comm, tensors, n_tensors, &options, &model);
+ *   tagc_model_begin_on(model, unit, gradients, n, sums, m, stream, TAGC_WAITS_FOR_RESULT);
+ *   tagc_model_end(model, unit, NULL);
  *
  *   device   the device and its runtime library, loaded when the process runs; libtagc is built without it
  *   queue    the exchanges of one device: its streams and its buffers of pinned host memory
@@ -27,6 +34,7 @@
 #define TAGC_DEVICE_H
 
 #include "tagc/blocks.h"
+#include "tagc/model.h"
 #include "tagc/schedule.h"
 #include "tagc/tagc.h"
 
@@ -231,6 +239,33 @@ TAGC_API tagc_status tagc_unit_enqueue(tagc_unit *unit, tagc_unit_step *step, co
 
 /* All its exchanges must be finished. */
 TAGC_API void tagc_unit_destroy(tagc_unit *unit);
+
+/* ---- model ---- */
+
+/* Collective. tagc_model_create for gradients and sums in the device's memory. tagc_queue_next exchanges its units by itself, in the
+ * order in which they begin, and other ranks of the same model may have host arrays. The queue outlives the model.
+ *
+ * If the queue has kernels, gradients of the classes COMPRESSED and MILD stay on the device, with what is not sent of them; else, and for
+ * exchanges other than DIRECT, all pieces are copied to pinned memory and back. With kernels `within` adds nothing up: see
+ * tagc_model_options.summed. TAGC_ERR_UNSUPPORTED for what the device cannot do. */
+TAGC_API tagc_status tagc_model_create_on(tagc_queue *queue, tagc_comm *within, tagc_comm *between,
+                                          const tagc_tensor *tensors, size_t n_tensors,
+                                          const tagc_model_options *options, tagc_model **out);
+
+/* Local. Says where pieces of a unit will lie, so that exchanges with that allocate nothing, whatever the schedule decides: their lists and
+ * distances count, and nothing is read. It may wait for all enqueued exchanges. */
+TAGC_API tagc_status tagc_model_prepare_on(tagc_model *model, uint32_t unit, const tagc_piece *gradients,
+                                           size_t n_gradients, const tagc_piece *sums, size_t n_sums);
+
+/* tagc_model_begin, for work in streams: the exchange starts after the work that `stream` has so far. waits: tagc_waits, as in
+ * tagc_job_enqueue, where it says how long arrays must stay. The lists need not stay.
+ *
+ * Returns at once, unless 1024 exchanges are in progress, or pieces have not the distances that they had before: then it waits for all
+ * exchanges. Failures are told by _end, which waits for the exchange and not for the device. If it fails, sums become NaN; those of a unit
+ * that could not be enqueued are left alone. */
+TAGC_API tagc_status tagc_model_begin_on(tagc_model *model, uint32_t unit, const tagc_piece *gradients,
+                                         size_t n_gradients, const tagc_piece *sums, size_t n_sums,
+                                         void *stream, int waits);
 
 /* ---- kernels ---- */
 

@@ -1,4 +1,4 @@
-/* Options of the exchanges `sketch` and `packed`, which reproduce TAGC as it was published. `direct` and `dense` do not
+/* Options of the exchanges `sketch` and `packed`, which reproduce TAGC as it was published. `direct` does not
  * use this file.
  *
  *   tagc_paper_options paper;

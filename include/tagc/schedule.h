@@ -109,6 +109,24 @@ typedef struct tagc_schedule_options {
 TAGC_API void tagc_schedule_options_init_sized(tagc_schedule_options *options, size_t struct_bytes);
 #define tagc_schedule_options_init(options) tagc_schedule_options_init_sized((options), sizeof *(options))
 
+/* Numbers of the rules above, for who says what they do, or plans for it. _init writes them. */
+typedef struct tagc_schedule_constants {
+    /* Written by _init. */
+    size_t struct_bytes;
+    /* Exchanges in a window, and windows at FRESH. */
+    int window;
+    int fresh_windows;
+    /* Share of its values that a parameter sends at LARGEST, and how many times its level's share it may send among others. */
+    double largest_share;
+    double most_share;
+    /* Values that share a scale where every value is sent in INT4. */
+    int block_of_every;
+} tagc_schedule_constants;
+
+TAGC_API void tagc_schedule_constants_init_sized(tagc_schedule_constants *constants, size_t struct_bytes);
+#define tagc_schedule_constants_init(constants)                                                              \
+    tagc_schedule_constants_init_sized((constants), sizeof *(constants))
+
 typedef struct tagc_schedule_parameter {
     /* Not empty, at most 1023 bytes, another one for each parameter. Saved states go by it. */
     const char *name;

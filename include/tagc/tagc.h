@@ -204,9 +204,10 @@ TAGC_API void tagc_comm_bytes(const tagc_comm *comm, uint64_t *sent, uint64_t *r
 /* Returns 1 if no transfer is in progress. */
 TAGC_API int tagc_comm_is_idle(const tagc_comm *comm);
 
-/* Collective, blocking. Writes the n_bytes of every rank, in rank order, to recv (W, n_bytes). Its bytes count as
+/* Collective, blocking. Writes the n_bytes of every rank, in rank order, to recv (n_recv_bytes), which is (W, n_bytes). Its bytes count as
  * TAGC_LEG_CONTROL. */
-TAGC_API tagc_status tagc_comm_all_gather(tagc_comm *comm, const void *send, size_t n_bytes, void *recv);
+TAGC_API tagc_status tagc_comm_all_gather(tagc_comm *comm, const void *send, size_t n_bytes, void *recv,
+                                          size_t n_recv_bytes);
 
 /* Collective, blocking. Returns after every rank has called it. */
 TAGC_API tagc_status tagc_comm_barrier(tagc_comm *comm);
@@ -237,14 +238,13 @@ typedef struct tagc_reducer tagc_reducer;
 
 /* How the ranks exchange gradients. */
 typedef enum tagc_exchange {
-    /* Every rank sends all values to their owner, which adds them in rank order. */
-    TAGC_EXCHANGE_DENSE = 0,
     /* Algorithm 1 of the TAGC paper: ranks agree on an index, then send a count sketch. tagc/paper.h has its
      * options. */
     TAGC_EXCHANGE_SKETCH = 1,
     /* Ranks agree on an index, then send the values at its positions in order. tagc/paper.h has its options. */
     TAGC_EXCHANGE_PACKED = 2,
-    /* Each rank sends its own positions and values straight to their owner. The volume does not grow with W. */
+    /* Each rank sends its own positions and values straight to their owner, which adds them in rank order. The volume does not grow
+     * with W. At sparsity 0 every value is sent: in FP32 or BF16 as it is (0 was a second exchange for that). */
     TAGC_EXCHANGE_DIRECT = 3
 } tagc_exchange;
 
@@ -286,7 +286,7 @@ typedef struct tagc_reducer_options {
     size_t struct_bytes;
     /* The size of the unit, [1, W * (2^32 - 64)]. Required. If it is no multiple of W, the library pads: a shard is n_elems / W
      * values, rounded up, and the last ranks own fewer, or none. Then ranks_per_host must be 1, a step copies its arrays, and holds a
-     * row of the unit more (sketch, packed and dense: the unit and its sums). */
+     * row of the unit more (sketch, packed, and direct that sends whole fp32 or bf16: the unit and its sums). */
     uint64_t n_elems;
     /* Identifies this unit in events, messages and saved states; the same on all ranks, which so notice units that are made in
      * different orders. Default UINT64_MAX: none. */
@@ -294,11 +294,11 @@ typedef struct tagc_reducer_options {
     /* tagc_exchange, default DIRECT. */
     int exchange;
     /* tagc_format of the values. direct supports all formats (default INT2) and puts rounding errors into the
-     * residual; without one see TAGC_RESIDUAL_NONE. dense supports FP32 (default) and BF16, and adds in fp32. sketch and
+     * residual; without one see TAGC_RESIDUAL_NONE. It adds in fp32. sketch and
      * packed support FP32. Default -1: the default of the exchange. */
     int format;
     /* The share of every fragment that is not sent. [0, 1]; default -1: 0.95 for direct, 0 without a residual, 0.9875 for
-     * sketch and packed. dense supports only 0. At 0, direct sends every element and no positions. Below 1, at least one
+     * sketch and packed. At 0, direct sends every element and no positions. Below 1, at least one
      * element of each fragment is sent, so that no residual waits forever; at 1 nothing is ever
      * sent. */
     double sparsity;
@@ -404,7 +404,7 @@ typedef struct tagc_reducer_stats {
     /* sketch: passes over the shard's sketch until nothing more could be recovered. */
     int peel_rounds;
     /* 1: some rank's gradient had NaN or Inf, or a sum, an fp32 cell or a rounding error overflowed. The output is
-     * NaN (dense: the sums as computed), and the residual is as before the step. */
+     * NaN, and the residual is as before the step. */
     int nonfinite;
 } tagc_reducer_stats;
 
@@ -425,8 +425,9 @@ TAGC_API tagc_status tagc_reducer_create(tagc_comm *comm, const tagc_reducer_opt
  * usable. If not, it breaks: some ranks may return TAGC_ERR_TRANSPORT.
  *
  * The arrays must not overlap, except in direct's steps in host memory, with one rank per host: there `output` may lie anywhere
- * in `gradient` if it is the shard. With TAGC_OUTPUT_UNIT, an fp32 gradient and several ranks it may be `gradient` itself. What
- * it takes the place of is lost, also if the step fails.
+ * in `gradient` if it is the shard, but only in place of a whole row of an fp32 gradient at sparsity 0 in FP32 or BF16. With
+ * TAGC_OUTPUT_UNIT, an fp32 gradient and several ranks it may be `gradient` itself. What it takes the place of is lost, also if the
+ * step fails.
  *
  * An argument that is wrong on one rank fails the step on all: that rank takes part with zeros, and its _begin returns when the step is
  * over; the _end of all others returns the same status. Residuals are as before, and the next step can follow. */
@@ -456,7 +457,7 @@ TAGC_API tagc_status tagc_reducer_run(tagc_reducer *reducer, const void *gradien
 /* Collective in effect. Sets the sparsity, [0, 1], of the following steps. Do not call it between _begin and _end. It
  * allocates new buffers if the sparsity changes. After a failure nothing has changed. If ranks set different values,
  * the next step fails on all ranks with TAGC_ERR_MISMATCH and the comm stays usable. (An all-reduce with
- * ranks_per_host > 1 may break the comm with it.) Above 0, TAGC_ERR_UNSUPPORTED for dense. */
+ * ranks_per_host > 1 may break the comm with it, and so does one rank that leaves sparsity 0 alone in FP32 or BF16.) */
 TAGC_API tagc_status tagc_reducer_set_sparsity(tagc_reducer *reducer, double sparsity);
 
 /* Collective in effect. The following steps take format, sparsity, block, result_format and result_sparsity from `options`,
@@ -465,7 +466,7 @@ TAGC_API tagc_status tagc_reducer_set_sparsity(tagc_reducer *reducer, double spa
  * set different values, the next step fails on all ranks, with TAGC_ERR_MISMATCH, and may break the comm. */
 TAGC_API tagc_status tagc_reducer_change(tagc_reducer *reducer, const tagc_reducer_options *options);
 
-/* Returns the number of values of the residual, W shards / ranks_per_host. Returns 0 if there is no residual: for dense,
+/* Returns the number of values of the residual, W shards / ranks_per_host. Returns 0 if there is no residual:
  * for TAGC_RESIDUAL_NONE, for direct with ranks_per_host = W > 1, and for direct with FP32 or BF16 and a sparsity that was
  * always 0. With ranks_per_host > 1 the residual belongs to the sums of this rank's host, and row h goes to the rank of the
  * same local index on host h. */
@@ -500,8 +501,9 @@ TAGC_API tagc_status tagc_reducer_set_steps(tagc_reducer *reducer, uint64_t n_st
 /* Save and load this rank's residual, as it is stored, and the number of steps, as bytes with a header and a checksum
  * (docs/reference/wire-format.md). Do not call them between _begin and _end. Every rank saves its own, and loads it. _load accepts what
  * _save wrote on the same rank of as many, for the same n_elems, tag, output and ranks_per_host. Otherwise TAGC_ERR_MISMATCH says what
- * differs, and the residual stays. So ranks notice it if all of them get the bytes of one. Without a tag, units of one size cannot be
- * told apart. If options.residual was another one, values are stored anew, as by _set_residual.
+ * differs, and the residual stays. So ranks notice it if all of them get the bytes of one. Without a tag, units of one size are told apart by
+ * the order in which the comm's reducers of that size and without a tag were made; to depend on no order, give each a tag (below
+ * UINT64_MAX - 65536). If options.residual was another one, values are stored anew, as by _set_residual.
  *
  * For other ranks than before, add up what _get_residual gives, and spread it with _set_residual. */
 TAGC_API uint64_t tagc_reducer_state_bytes(const tagc_reducer *reducer);

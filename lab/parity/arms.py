@@ -11,10 +11,9 @@ class Arm:
     about: str
     source: str
     kind: str  # "gloo" or "simulated"
-    wrap: str = "ddp"  # gloo: "ddp" or "fsdp2"
-    hook: dict = dataclasses.field(
-        default_factory=dict
-    )  # gloo: {"bf16": True}, {"powersgd": rank} or {"tagc": options of compress()}
+    wrap: str = "ddp"  # gloo: "ddp", "fsdp2", or "plain": each rank is a site of LocalSteps
+    # gloo: {"bf16": True}, {"powersgd": rank}, {"tagc": options of compress()} or {"local": LocalSteps'}
+    hook: dict = dataclasses.field(default_factory=dict)
     peer: str = ""  # simulated: a class of peers/, "module.Class"
     options: dict = dataclasses.field(default_factory=dict)  # of the peer; "warmup": a share of the steps
     beta1: float = 0.9
@@ -26,6 +25,11 @@ class Arm:
 
 def _tagc(name, about, wrap="ddp", groups=False, adapts=False, **options):
     return Arm(name, about, "this repository", "gloo", wrap, {"tagc": options}, groups=groups, adapts=adapts)
+
+
+def _local(name, about, **options):
+    options = {"every": 30, "outer_lr": 0.7, "outer_momentum": 0.9, **options}
+    return Arm(name, f"LocalSteps every 30, {about}", "this repository", "gloo", "plain", {"local": options})
 
 
 def _powersgd(rank):
@@ -153,6 +157,9 @@ ALL = [
     _powersgd(2),
     _powersgd(8),
     _powersgd(32),
+    _local("local-4", "DiLoCo's outer step, every value in 4 bits"),
+    _local("local-95", "the same, 95 % zero, 2 bits", sparsity=0.95, values="int2"),
+    _local("local-99", "the same, 99 % zero, 2 bits", sparsity=0.99, values="int2"),
 ]
 BY_NAME = {arm.name: arm for arm in ALL}
 FINALISTS = (
@@ -188,6 +195,20 @@ LONG = (
 UNTIED = ("dense", "bf16", "tagc-optimizer", "tagc", "tagc-all-95", "blocks-4", "dense-b1=0.5")
 # of which the lab has the time of a step, or a formula: lab/studies/wall_clock.py
 CLUSTER = ("bf16", "tagc-all-optimizer", "tagc-optimizer", "powersgd-1", "blocks-4", "demo-32", "tagc")
+PEERS = (
+    "dense",
+    "diloco",
+    "sparseloco",
+    "local-4",
+    "local-95",
+    "local-99",
+    "powersgd-1",
+    "powersgd-4",
+    "blocks-4",
+    "demo-32",
+    "tagc",
+    "tagc-optimizer",
+)
 NO_BIAS = (
     "dense",
     "tagc-all-optimizer",
@@ -249,7 +270,7 @@ TINY = Setting(
     n_vocabulary=1024,
     batch_size=8,
     steps=240,
-    arms=tuple(BY_NAME),
+    arms=tuple(name for name, arm in BY_NAME.items() if "local" not in arm.hook),
     first_rate=4e-3,
     warmup=20,
     eval_every=30,
@@ -346,6 +367,23 @@ OF_CURVE_RATE = dataclasses.replace(
     final_tokens=65536,
     save_every=0,
 )
+# Peers in their own regime: those that exchange every 30 steps make 1,000 exchanges, as they do in no other
+# setting here. Two replicas, a warm-up of 7 % and beta2 are those of a public recipe of DiLoCo at 180 M
+# (diloco_180m.toml in facebookresearch/MuLoCo).
+OF_PEERS = dataclasses.replace(
+    TINY_LONG,
+    name="peers",
+    n_embd=80,
+    batch_size=4,
+    steps=30000,
+    arms=PEERS,
+    seeds=(1,),
+    rates=(5e-4, 1e-3, 2e-3, 4e-3),
+    first_rate=1e-3,
+    warmup=2100,
+    eval_every=1500,
+    save_every=1500,
+)
 SETTINGS = {
     one.name: one
     for one in (
@@ -358,5 +396,6 @@ SETTINGS = {
         OF_10M,
         OF_CURVE_RATE,
         OF_CURVE,
+        OF_PEERS,
     )
 }

@@ -70,34 +70,41 @@ def _write(path, found):
 # ---- packages -> documents ----
 
 
-def _text(cache):
-    seen, documents, packages = set(), {"train": [], "val": []}, []
-    for name in PACKAGES:
+def documents(cache, names, seen, endings=PLAIN + HTML, one_in=HELD_OUT_OF):
+    """Yields (package, its version, characters, whether it is held out, what no text had before) of each
+    English document of Debian's packages. seen: paragraphs that count as had; grows."""
+    for name in names:
         folder, version = _unpacked(cache, name)
         if folder is None:
             print(f"corpus: {name} is not in this Debian, left out", flush=True)
             continue
-        n_bytes = n_kept = n_documents = 0
-        for path in _files(folder):
+        for path in _files(folder, endings):
             text = _read(path)
             if len(text) < 400 or _is_foreign(text):
                 continue
-            kept = _unseen(text, seen)
-            n_bytes, n_kept, n_documents = n_bytes + len(text), n_kept + len(kept), n_documents + 1
+            is_held_out = _is_held_out(f"{name}/{path.relative_to(folder)}", one_in)
+            yield name, version, len(text), is_held_out, _unseen(text, seen)
+
+
+def _text(cache):
+    seen, texts_of, packages = set(), {"train": [], "val": []}, []
+    for name in PACKAGES:
+        n_bytes = n_kept = n_documents = 0
+        for _, version, n_chars, is_held_out, kept in documents(cache, [name], seen):
+            n_bytes, n_kept, n_documents = n_bytes + n_chars, n_kept + len(kept), n_documents + 1
             if len(kept) >= 200:
-                documents["val" if _is_held_out(f"{name}/{path.relative_to(folder)}") else "train"].append(
-                    kept
-                )
-        if n_documents:
-            packages.append(
-                {
-                    "name": name,
-                    "version": version,
-                    "n_documents": n_documents,
-                    "n_chars": n_bytes,
-                    "n_chars_kept": n_kept,
-                }
-            )
+                texts_of["val" if is_held_out else "train"].append(kept)
+        if not n_documents:
+            continue
+        packages.append(
+            {
+                "name": name,
+                "version": version,
+                "n_documents": n_documents,
+                "n_chars": n_bytes,
+                "n_chars_kept": n_kept,
+            }
+        )
         print(
             (
                 f"corpus: {name} {version}: {n_documents} documents, {n_bytes / 1e6:.1f} M characters, "
@@ -106,14 +113,14 @@ def _text(cache):
             flush=True,
         )
     repeats = _Repeats()
-    for kind, texts in documents.items():
+    for kind, texts in texts_of.items():
         for text in texts:
             repeats.add(text.encode())
         (cache / f"{kind}.txt").write_text("\n\n".join(texts))
     return {
         "packages": packages,
         "repeated_windows": repeats.share(),
-        "n_bytes": {kind: (cache / f"{kind}.txt").stat().st_size for kind in documents},
+        "n_bytes": {kind: (cache / f"{kind}.txt").stat().st_size for kind in texts_of},
     }
 
 
@@ -136,11 +143,11 @@ def _unpacked(cache, name):
     ).stdout.strip()
 
 
-def _files(folder):
+def _files(folder, endings):
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         bare = name.removesuffix(".gz").removesuffix(".dz")
-        if path.is_file() and not path.is_symlink() and bare.lower().endswith(PLAIN + HTML + (".dict",)):
+        if path.is_file() and not path.is_symlink() and bare.lower().endswith(endings):
             if not FOREIGN.search("/" + bare) and not BUILT.search("/" + bare):
                 yield path
 
@@ -182,8 +189,8 @@ def _is_foreign(text):
     return sum(character > "\x7f" for character in head) > 0.1 * len(head)
 
 
-def _is_held_out(name):
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) % HELD_OUT_OF == 0
+def _is_held_out(name, one_in):
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) % one_in == 0
 
 
 def _unseen(text, seen):

@@ -1,7 +1,7 @@
 """tagc and its peers at equal bits and equal simulated time: one command per table.
 
     python -m pip install -r lab/parity/requirements.txt  # beside torch; the library: make build
-    python lab/parity/parity.py tiny            # every arm, 0.2 M parameters, 240 steps
+    python lab/parity/parity.py tiny            # every arm but LocalSteps, 0.2 M parameters, 240 steps
     python lab/parity/parity.py tiny-long       # 15 arms, 0.2 M parameters, 10 tokens per parameter
     python lab/parity/parity.py cluster         # 7 arms on 2 hosts of 2 ranks
     python lab/parity/parity.py tiny-untied     # fewer arms, the head has a matrix of its own
@@ -9,6 +9,7 @@
     python lab/parity/parity.py 3m              # the finalists, to 10 tokens per parameter
     python lab/parity/parity.py 10m             # a few of them, a shorter stretch
     python lab/parity/parity.py curve           # dense, and FSDP2 with every leg, on 2 hosts of 2
+    python lab/parity/parity.py peers           # peers in their own regime: 1,000 exchanges every 30 steps
     python lab/parity/parity.py curve-rate      # at which rate dense ends lowest there
 
 Ctrl-C or --minutes ends it, the same command goes on, on another machine with --take-over; the table has a
@@ -33,7 +34,7 @@ if (ROOT / "build" / "libtagc.so").exists():
 
 import arms
 import corpus
-import pictures
+import drawing
 import runner
 import tables
 
@@ -98,7 +99,7 @@ def main():
             print("stopped: the same command goes on", flush=True)
     found = write()
     if not setting.n_hosts:
-        pictures.draw(found, stem)
+        drawing.draw(found, stem)
     print(stem.with_suffix(".md").read_text())
 
 

@@ -26,26 +26,33 @@ def run(setting, arm, rate, seed, cache, path, stop):
     """Writes the run to `path` as it goes, and returns it when it is whole. stop: an event that ends it
     early."""
     world = setting.n_ranks if arm.kind == "gloo" else 1
-    context = multiprocessing.get_context("forkserver")  # torch is imported once, by the server
-    context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.nn.parallel", "train"])
     with tempfile.TemporaryDirectory() as folder:
-        job = (setting, arm, rate, seed, str(cache), str(path), folder)
-        ranks = [context.Process(target=_main, args=(rank, world, *job)) for rank in range(world)]
-        for process in ranks:
-            process.start()
-        try:
-            while any(process.exitcode is None for process in ranks):
-                time.sleep(0.1)
-                if stop.is_set() or any(process.exitcode not in (None, 0) for process in ranks):
-                    break
-        finally:
-            for process in ranks:
-                if process.exitcode is None:
-                    process.terminate()
-                process.join()
-    if any(process.exitcode for process in ranks):
-        raise RuntimeError(f"{path.stem}: ranks ended with {[process.exitcode for process in ranks]}")
+        job = (world, setting, arm, rate, seed, str(cache), str(path), folder)
+        in_ranks(_main, world, job, path.stem, ["torch.nn.parallel", "train"], stop.is_set)
     return json.loads(path.read_text())
+
+
+def in_ranks(target, n_ranks, words, name, modules, is_stopped=lambda: False):
+    """Runs target(rank, *words) in processes of a server that has imported torch and `modules` once, until
+    all have ended, one has failed or is_stopped() says so. name: what the RuntimeError of a failure calls
+    them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed.fsdp", *modules])
+    ranks = [context.Process(target=target, args=(rank, *words)) for rank in range(n_ranks)]
+    for process in ranks:
+        process.start()
+    try:
+        while any(process.exitcode is None for process in ranks):
+            time.sleep(0.1)
+            if is_stopped() or any(process.exitcode not in (None, 0) for process in ranks):
+                break
+    finally:
+        for process in ranks:
+            if process.exitcode is None:
+                process.terminate()
+            process.join()
+    if any(process.exitcode for process in ranks):
+        raise RuntimeError(f"{name}: ranks ended with {[process.exitcode for process in ranks]}")
 
 
 def _main(rank, world, setting, arm, rate, seed, cache, path, folder):
@@ -236,14 +243,29 @@ class _Gloo(_Trainer):
 
         self.dist, self.n_ranks = dist, dist.get_world_size()
         self.n_elems = sum(p.numel() for p in self.plain.parameters())
-        self.handle, self.powersgd = None, None
+        self.handle, self.powersgd, self.local, self.local_bytes = None, None, None, 0
         self.model = self._wrapped(self.plain)
         self._hook()
         self.optimizer = self.adamw(self.model, self.handle if self.arm.groups else None)
         if self.arm.adapts:
             self.handle.adapt(self.optimizer)  # as compress(model, optimizer) does
+        if "local" in self.arm.hook:
+            from tagc.local import LocalSteps
+
+            self.local = LocalSteps(
+                self.plain,
+                self.optimizer,
+                verbose=False,
+                on_exchange=self._exchanged,
+                **self.arm.hook["local"],
+            )
+
+    def _exchanged(self, stats):
+        self.local_bytes += stats["bytes_sent"] - stats["bytes_by_leg"]["control"]
 
     def _wrapped(self, model):
+        if self.arm.wrap == "plain":
+            return model
         if self.arm.wrap == "ddp":
             if (
                 "powersgd" in self.arm.hook
@@ -279,7 +301,7 @@ class _Gloo(_Trainer):
             import tagc.torch as tagc
 
             hosts = {"hosts": self.setting.n_hosts} if self.setting.n_hosts else {}
-            self.handle = tagc.compress(self.model, verbose=False, **hosts, **hook["tagc"])
+            self.handle = tagc.compress(self.model, verbose=False, **tagc.grouped(hosts | hook["tagc"]))
 
     def step(self, step, rate):
         before = self._powersgd_elems()
@@ -298,6 +320,9 @@ class _Gloo(_Trainer):
         """Bits per parameter that this rank sent: counted by tagc, else an all-reduce of what the hook
         sends."""
         share = 2 * (self.n_ranks - 1) / self.n_ranks
+        if self.local:
+            n_bytes, self.local_bytes = self.local_bytes, 0
+            return {"bits": 8 * n_bytes / self.n_elems, "latencies": 5 * bool(n_bytes)}
         if self.handle:
             stats = self.handle.stats()
             control = stats["bytes_by_leg"]["control"]
@@ -323,8 +348,8 @@ class _Gloo(_Trainer):
         return loss.item() / self.n_ranks
 
     def close(self):
-        if self.handle:
-            self.handle.close()
+        for one in filter(None, (self.handle, self.local)):
+            one.close()
 
     # A checkpoint has this rank's part of everything. What PowerSGD remembers begins anew: its buckets do.
 
@@ -340,6 +365,7 @@ class _Gloo(_Trainer):
             "model": [_local(p.detach()) for p in self.model.parameters()],
             "optimizer": optimizer,
             "tagc": self.handle.state_dict() if self.handle else None,
+            "local": self.local.state_dict() if self.local else None,
         }
 
     def load_state_dict(self, saved):
@@ -349,6 +375,8 @@ class _Gloo(_Trainer):
                 self.optimizer.state[p] = {"step": moments["step"]} | {
                     name: _like(p, moments[name]) for name in ("exp_avg", "exp_avg_sq")
                 }
+        if self.local:
+            self.local.load_state_dict(saved["local"])
         if self.handle:
             self.handle.load_state_dict(saved["tagc"])
             self.handle.reset_parameters()

@@ -49,19 +49,19 @@ class Keyless:
     def __init__(self, comm):
         self.comm = comm
 
-    def reduce_scatter(self, output, input, key, op):
-        return self.comm.reduce_scatter(output, input, op=op)
+    def reduce_scatter(self, output, input, key, op, async_op):
+        return self.comm.reduce_scatter(output, input, op=op, async_op=async_op)
 
-    def all_gather(self, output, input, key):
-        return self.comm.all_gather(output, input)
+    def all_gather(self, output, input, key, async_op):
+        return self.comm.all_gather(output, input, async_op=async_op)
 
-    def all_reduce(self, tensor, key, op):
-        return self.comm.all_reduce(tensor, op=op)
+    def all_reduce(self, tensor, key, op, async_op):
+        return self.comm.all_reduce(tensor, op=op, async_op=async_op)
 
 
 class Torch(own_collectives.TorchCollectives):
-    def all_reduce(self, tensor, key, op):
-        return own_collectives.Mean(tensor, dist.all_reduce(tensor, async_op=True))
+    def all_reduce(self, tensor, key, op, async_op):
+        return own_collectives.Mean(tensor, dist.all_reduce(tensor, async_op=async_op))
 
 
 class Parted:
@@ -73,11 +73,11 @@ class Parted:
     def calls(self, key):
         return self.comm if key.startswith("stack") == self.is_muon else self.torch
 
-    def reduce_scatter(self, output, input, key, op):
-        return self.calls(key).reduce_scatter(output, input, key=key, op=op)
+    def reduce_scatter(self, output, input, key, op, async_op):
+        return self.calls(key).reduce_scatter(output, input, key=key, op=op, async_op=async_op)
 
-    def all_gather(self, output, input, key):
-        return self.calls(key).all_gather(output, input, key=key)
+    def all_gather(self, output, input, key, async_op):
+        return self.calls(key).all_gather(output, input, key=key, async_op=async_op)
 
 
 class Averaged:
@@ -87,7 +87,9 @@ class Averaged:
         self.parameters, self.comm, self.optimizer = list(model.parameters()), comm, optimizer
 
     def step(self, lr):
-        works = [self.comm.all_reduce(p.grad, key=p, op=dist.ReduceOp.AVG) for p in self.parameters]
+        works = [
+            self.comm.all_reduce(p.grad, key=p, op=dist.ReduceOp.AVG, async_op=True) for p in self.parameters
+        ]
         for work in works:
             work.wait()
         for group in self.optimizer.param_groups:

@@ -262,7 +262,9 @@ def prepared(arm, setup, n_vocab, seed):
     if arm["compress"] is not None:
         given = (optimizer,) if how == "given" else ()
         hosts = {"hosts": setup["hosts"]} if "hosts" in setup else {}
-        handle = tagc.compress(model, *given, verbose=arm.get("verbose", False), **hosts, **arm["compress"])
+        handle = tagc.compress(
+            model, *given, verbose=arm.get("verbose", False), **tagc.grouped(hosts | arm["compress"])
+        )
     if how == "groups":
         optimizer = torch.optim.AdamW(
             handle.param_groups(groups=own_groups(model), **options), lr=setup["lr"]

@@ -118,7 +118,7 @@ def fork(args, arm, order, trunk, texts):
             model,
             verbose=False,
             on_step=lambda stats: bits.append((stats["bits_per_param"], stats["gather_bits"])),
-            **options,
+            **tagc.grouped(options),
         )
     optimizer = optimizer_of(model, None if keeps_adam else handle, args)
     for name, parameter in model.named_parameters():

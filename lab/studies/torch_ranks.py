@@ -115,7 +115,7 @@ def draw(args, rows):
     be equal."""
     import altair as alt
 
-    from tagc.report import pictures
+    from tagc.report import figures, pictures, style
 
     points, bands = [], []
     for setup in args.setups:
@@ -139,25 +139,26 @@ def draw(args, rows):
                             "seed": seed,
                         }
                     )
-    order = [case_name(*case) for case in CASES]
+    order, names = [case_name(*case) for case in CASES], list(OURS.values())
     x = alt.X("ranks:N", sort=order, title="ranks, or hosts x ranks of each", axis=alt.Axis(labelAngle=0))
-    colour = alt.Color(
-        "arm:N", title=None, scale=alt.Scale(range=["#56b4e9", "#0072b2"]), legend=alt.Legend(orient="bottom")
-    )
-    band = alt.Chart().mark_rect(opacity=0.25, color="#8a8f98").encode(y="low:Q", y2="high:Q")
+    colour = style.arm_color(names, [style.line_color(i) for i in range(len(names))])
+    band = alt.Chart().mark_rect(opacity=0.25, color=style.FRAME).encode(y="low:Q", y2="high:Q")
     base = alt.Chart().encode(x=x, color=colour)
-    dots = base.mark_circle(size=36, opacity=0.7).encode(y=alt.Y("gap:Q", title="loss above dense, %"))
+    dots = base.mark_circle(size=36, opacity=0.7).encode(y=alt.Y("gap:Q", title="loss above that without, %"))
     means = base.mark_line().encode(y="mean(gap):Q")
-    drawn = []
-    for setup in args.setups:
+    charts, data = [], {}
+    for number, setup in enumerate(args.setups):
         title = f"{setup} ({SETUPS[setup]})"
-        own = alt.Data(values=[point for point in points if point["setup"] == title])
-        of_dense = alt.Data(values=[one for one in bands if one["setup"] == title])
-        layers = band.properties(data=of_dense), means.properties(data=own), dots.properties(data=own)
-        drawn.append(alt.layer(*layers).properties(title=title, width=300, height=220))
-    chart = alt.hconcat(*drawn).resolve_scale(y="shared")
-    spec = chart.configure_view(stroke=None).to_dict()
-    args.json.with_suffix(".svg").write_text(pictures.as_svg(spec) + "\n")
+        own, dense = f"runs{number}", f"dense{number}"
+        data[own] = [point for point in points if point["setup"] == title]
+        data[dense] = [one for one in bands if one["setup"] == title]
+        layers = [band.properties(data=style.data(dense))]
+        layers += [layer.properties(data=style.data(own)) for layer in (means, dots)]
+        charts.append(alt.layer(*layers).properties(title=title, width=330, height=240))
+    chart = alt.hconcat(*charts).resolve_scale(y="shared")
+    about = "A point is a run, a line the mean of its seeds. Band: what runs without compression differ by."
+    figure = figures.Figure("", "Loss by the number of ranks", about, "", None)
+    args.json.with_suffix(".svg").write_bytes(pictures.render([style.Drawing(chart, data)], figure, False))
 
 
 def main():

@@ -4,8 +4,9 @@ times of a step of lab/results/cluster.json (lab run cluster).
     python lab/studies/wall_clock.py            # a model of 0.2 M parameters, 9 ways to train it
     python lab/studies/wall_clock.py curve      # one of 12 M, dense and tagc with every leg
 
-It prints a table and draws wall-clock.svg or curve.svg beside the losses. The times are those of a model of
-14 M parameters in the lab, whose shape is that of `curve`: a small model's own step is nothing but latencies.
+It prints a table and draws wall-clock.svg, or curve.svg and curve-gap.svg, beside the losses. The times are
+those of a model of 14 M parameters in the lab, whose shape is that of `curve`: a small model's own step is
+nothing but latencies.
 A step of tagc takes as long as its bits say, on the line through the lab's two arms (every value in 4 bits,
 and the last level). 4-bit blocks and DeMo have no distributed form here: they get the lab's step with
 PowerSGD, with the bytes of their own messages, each through a host's card once."""
@@ -17,8 +18,9 @@ import statistics
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "lab" / "parity"), str(ROOT / "python")]
+sys.path.insert(0, str(ROOT / "lab" / "parity"))
 
+import drawing
 import runner
 import simulate
 
@@ -31,16 +33,15 @@ ARMS = {
     "DDP, PowerSGD rank 1": ("powersgd-1", ("ddp-powersgd",)),
     "4-bit blocks (LoCo)": ("blocks-4", ()),
     "DeMo, 32 of 4,096": ("demo-32", ()),
-    "FSDP2, tagc, 4-bit deltas": (
+    "tagc, FSDP2, 4-bit parameters": (
         "tagc-all-optimizer",
         ("fsdp2-tagc-4bit-delta4-bf16", "fsdp2-tagc-delta4-bf16"),
     ),
-    "HSDP, tagc": ("tagc-optimizer", ("hsdp-tagc-4bit-bf16", "hsdp-tagc-bf16")),
-    "HSDP, tagc, without the optimizer": ("tagc", ("hsdp-tagc-4bit-bf16", "hsdp-tagc-bf16")),
+    "tagc, HSDP": ("tagc-optimizer", ("hsdp-tagc-4bit-bf16", "hsdp-tagc-bf16")),
+    "tagc, HSDP, without the optimizer": ("tagc", ("hsdp-tagc-4bit-bf16", "hsdp-tagc-bf16")),
 }
 BASELINE = "FSDP2, bf16"
 PICTURES = {"cluster": "wall-clock.svg", "curve": "curve.svg"}  # by the name of the losses
-TICKS = (100, 200, 500, 1000, 2000, 5000)
 
 
 class Link:
@@ -168,64 +169,33 @@ def table(found):
     return "\n".join(lines) + "\n"
 
 
-def draw(found, path, shows_gaps):
-    import altair as alt
-
-    from tagc.report import pictures
-
-    charts = []
-    order = list(next(iter(found.values())))
-    colour = alt.Color(
-        "arm:N", scale=alt.Scale(domain=order), title=None, legend=alt.Legend(orient="bottom", columns=3)
-    )
-    for link, rows in found.items():
-        points = [
-            {"arm": name, "seconds": seconds, "loss": loss}
+def draw(found, path):
+    panels = {
+        f"seconds at {link}": [
+            {"arm": name, "x": seconds, "y": loss}
             for name, row in rows.items()
             for seconds, loss in row["curve"]
         ]
-        charts.append(
-            alt.Chart(alt.Data(values=points))
-            .mark_line()
-            .encode(
-                x=alt.X(
-                    "seconds:Q",
-                    scale=alt.Scale(type="log", nice=False),
-                    title=f"seconds at {link}",
-                    axis=alt.Axis(values=TICKS, grid=False),
-                ),
-                y=alt.Y(
-                    "loss:Q",
-                    scale=alt.Scale(zero=False),
-                    title="validation loss, nats per token",
-                    axis=alt.Axis(tickCount=5),
-                ),
-                color=colour,
-            )
-            .properties(width=330, height=260)
-        )
-    chart = alt.hconcat(*charts).resolve_scale(y="shared")
-    if shows_gaps:
-        rows = next(iter(found.values()))
-        points = [
-            {"arm": name, "step": step, "above": 100 * above}
-            for name, row in rows.items()
-            if name == BASELINE or row["gap"]
-            for step, above in row["above"]
-        ]
-        gaps = (
-            alt.Chart(alt.Data(values=points))
-            .mark_line()
-            .encode(
-                x=alt.X("step:Q", title="steps", axis=alt.Axis(grid=False)),
-                y=alt.Y("above:Q", title="loss above dense, %"),
-                color=colour,
-            )
-            .properties(width=330, height=260)
-        )
-        chart = alt.hconcat(gaps, chart)
-    chart = chart.configure_view(stroke=None)
-    path.write_text(pictures.as_svg(chart.to_dict()) + "\n")
+        for link, rows in found.items()
+    }
+    about = "Losses of a small model, over the time that a step of a larger one takes in the lab."
+    drawing.write(path, panels, list(ARMS), drawing.LOSS, "Loss against time", about, True)
+
+
+def draw_gaps(found, path):
+    """Of the arms that do not compute what the baseline does."""
+    rows = next(iter(found.values()))
+    points = [
+        {"arm": name, "x": step, "y": 100 * above}
+        for name, row in rows.items()
+        if name == BASELINE or row["gap"]
+        for step, above in row["above"]
+    ]
+    about = "At each evaluation, against the run without compression."
+    title = "loss above that without compression, %"
+    drawing.write(
+        path, {"steps": points}, list(ARMS), title, "Loss above that without compression", about, False
+    )
 
 
 def main():
@@ -243,7 +213,9 @@ def main():
     )
     print(table(found))
     try:
-        draw(found, folder / PICTURES[args.losses], shows_gaps=args.losses == "curve")
+        draw(found, folder / PICTURES[args.losses])
+        if args.losses == "curve":
+            draw_gaps(found, folder / "curve-gap.svg")
     except ModuleNotFoundError as error:  # the table is what most want
         print(f"no picture: {error}", file=sys.stderr)
 

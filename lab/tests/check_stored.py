@@ -4,6 +4,7 @@ README. Takes seconds; wants neither torch nor a build."""
 
 import json
 import pathlib
+import re
 import shutil
 import statistics
 import subprocess
@@ -80,13 +81,50 @@ def factor(name, case, slow, fast):
     return f"{ratio:.2f}" if ratio < 1.1 else f"{ratio:.1f}"
 
 
+def rounds(name):
+    """Of the arm that has fewest; None where a result has no times of rounds."""
+    cases = json.loads((LAB / "results" / f"{name}.json").read_text())["cases"]
+    arms = [arm for case in cases for arm in (case.get("bench") or case.get("torch") or {}).get("arms", [])]
+    return min((len(arm["round_s"]) for arm in arms if "round_s" in arm), default=None)
+
+
 def check_readme():
     page = (LAB.parent / "README.md").read_text()
     table = page[page.index("| model, link |") :].split("\n\n")[0].splitlines()[2:]
-    found = [tuple(cell.strip() for cell in row.split("|")[3:5]) for row in table]
+    found = [tuple(cell.strip() for cell in row.split("|")[3:6]) for row in table]
     accumulated = [factor("speed-accumulate", *row[1:]) if row[0] == "speed" else "-" for row in SPEED]
-    made = list(zip((factor(*row) for row in SPEED), accumulated, strict=True))
+    counts = [
+        min(rounds(name), rounds("speed-accumulate")) if other != "-" else rounds(name)
+        for (name, *_), other in zip(SPEED, accumulated)
+    ]
+    made = list(zip((factor(*row) for row in SPEED), accumulated, map(str, counts), strict=True))
     assert found == made, (found, made)
+
+
+def check_words_of_pictures():
+    """No picture of the lab calls an arm as only the lab does."""
+    import arms
+    import pictures
+
+    names = ({*pictures.NAMES} | {*arms.BY_NAME}) - {"packed", "direct", "dense", "paper", "tagc"}
+    for picture in LAB.rglob("*.svg"):
+        texts = re.findall(r">([^<>]+)</text>", picture.read_text())
+        odd = [text for text in texts if text.split(",")[0] in names or re.search(r"\w[+=]\w", text)]
+        assert texts and not odd, (picture.name, odd)
+
+
+def check_few_rounds():
+    """The page of results says which results have too few rounds for a verdict."""
+    import cells
+
+    few = []
+    for path in sorted((LAB / "results").glob("*.json")):
+        table = json.loads(path.read_text()).get("settings", {}).get("table")
+        if table not in (None, "bits") and (n := rounds(path.stem)) is not None and n < cells.LEAST_ROUNDS:
+            few.append(f"`{path.stem}` {n}")
+    page = " ".join((LAB / "docs" / "results.md").read_text().split())
+    said = f"Rounds of these: {', '.join(few)}." if few else "All have five."
+    assert said in page, f"lab/docs/results.md does not say: {said}"
 
 
 def check_pictures():
@@ -108,5 +146,7 @@ def check_pictures():
 check_hosts()
 check_wall_clock()
 check_pictures()
+check_words_of_pictures()
 check_readme()
+check_few_rounds()
 print("all well")

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import pathlib
+import re
 import sys
 
 import numpy
@@ -17,6 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "lab" / "parity"))
 
 import arms
 import corpus
+import drawing
 import ranks
 import runner
 import simulate
@@ -520,6 +522,36 @@ def test_paragraphs_count_once():
     assert corpus._unseen(f"{long}\n\nother", seen) == "other"
 
 
+def test_documents_are_english_text_of_the_endings_asked_for(tmp_path, monkeypatch):
+    texts = {f"{i}.txt": f"The text of document {i}, which is longer than most. " * 20 for i in range(40)}
+    texts |= {"again.md": texts["0.txt"], "page.html": "<p>" + texts["1.txt"], "changelog.txt": "x" * 999}
+    texts |= {"short.txt": "Too short.", "de/a.txt": texts["2.txt"], "greek.txt": "αβγδ " * 200}
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(
+        corpus, "_unpacked", lambda cache, name: (tmp_path, "1.2") if name == "a" else (None, None)
+    )
+    found = list(corpus.documents(tmp_path, ["missing", "a"], set(), corpus.PLAIN, one_in=4))
+    assert len(found) == 41 and {row[:2] for row in found} == {("a", "1.2")}
+    assert [kept for *_, kept in found].count("") == 1  # of 0.txt and again.md, the second
+    assert 4 <= sum(is_held_out for *_, is_held_out, _ in found) <= 18
+
+
+STORED = pathlib.Path(__file__).parents[1] / "results" / "parity"
+
+
+@pytest.mark.parametrize("name", ["3m", "tiny-long", "tiny-no-bias", "tiny-untied"])
+def test_a_picture_is_what_is_stored(name, tmp_path):
+    pytest.importorskip("altair")
+    kept = json.loads((STORED / f"{name}.json").read_text())
+    drawing.draw(kept | {"runs": [runner.whole(run) for run in kept["runs"]]}, tmp_path / name)
+    words = [
+        re.findall(r">([^<>]+)</text>", (folder / f"{name}.svg").read_text()) for folder in (tmp_path, STORED)
+    ]
+    assert words[0] == words[1] and set(words[0]) & set(drawing.NAMES.values())
+
+
 def test_every_arm_can_be_made():
     names = [arm.name for arm in arms.ALL]
     assert len(set(names)) == len(names) and sum(arm.is_baseline for arm in arms.ALL) == 5
@@ -595,15 +627,19 @@ GLOO = {
     "bf16": 16,
     "tagc-int2": 10,
     "tagc-all-4": 16,
+    "local-4": 6,
 }  # bits of a parameter at most; so small a model has many biases
 
 
 def gloo_runs(rank, world_size, folder):
     found = {}
     for name in GLOO:
+        arm = arms.BY_NAME[name]
+        if "local" in arm.hook:
+            arm = dataclasses.replace(arm, hook={"local": arm.hook["local"] | {"every": 3}})
 
-        def make(name=name):
-            return train._Gloo(SHORT, arms.BY_NAME[name], 4e-3, 1, folder, rank)
+        def make(arm=arm):
+            return train._Gloo(SHORT, arm, 4e-3, 1, folder, rank)
 
         found[name] = losses_of(make, folder, rank == 0), losses_of(make, folder, rank == 0, stop=5)
     return found

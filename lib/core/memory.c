@@ -48,6 +48,27 @@ void tagc_memory_destroy(void *memory) {
     free(memory);
 }
 
+tagc_status tagc_memory_create_zeros(size_t n_bytes, const char *what, void **out) {
+#if defined(__linux__)
+    void *zeros = mmap(NULL, n_bytes ? n_bytes : 1, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    *out = NULL;
+    if (zeros == MAP_FAILED) return tagc_fail(TAGC_ERR_MEMORY, "no memory for %s (%zu bytes)", what, n_bytes);
+    *out = zeros;
+    return TAGC_OK;
+#else
+    return tagc_memory_create(n_bytes, what, out);
+#endif
+}
+
+void tagc_memory_destroy_zeros(void *zeros, size_t n_bytes) {
+#if defined(__linux__)
+    if (zeros) (void)munmap(zeros, n_bytes ? n_bytes : 1);
+#else
+    (void)n_bytes;
+    tagc_memory_destroy(zeros);
+#endif
+}
+
 tagc_status tagc_heap_create(void *context, size_t n_bytes, const char *what, void **out) {
     (void)context;
     return tagc_memory_create(n_bytes, what, out);

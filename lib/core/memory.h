@@ -26,6 +26,9 @@ void *tagc_arena_take(tagc_arena *arena, size_t n, size_t item_bytes);
 /* Zeroed, TAGC_ALIGNMENT-aligned memory; *out NULL and TAGC_ERR_MEMORY (text names `what` and the bytes) on failure. */
 tagc_status tagc_memory_create(size_t n_bytes, const char *what, void **out);
 void tagc_memory_destroy(void *memory); /* accepts NULL */
+/* Zeros that nobody may write. On Linux they take address space alone. */
+tagc_status tagc_memory_create_zeros(size_t n_bytes, const char *what, void **out);
+void tagc_memory_destroy_zeros(void *zeros, size_t n_bytes); /* accepts NULL */
 
 /* Memory for large arrays: the process's, or a device's, which only its owner reads. The initial content is undefined. */
 typedef struct tagc_heap {

@@ -41,6 +41,10 @@ tagc_status tagc_fail(tagc_status status, const char *format, ...) {
     return status;
 }
 
+tagc_status tagc_status_told(int64_t number) {
+    return number >= TAGC_OK && number <= TAGC_LAST_STATUS ? (tagc_status)number : TAGC_ERR_CORRUPT;
+}
+
 tagc_status tagc_status_check_own(tagc_status status) {
     if ((int)status > TAGC_OK && (int)status <= TAGC_LAST_STATUS) return TAGC_OK;
     return tagc_fail(TAGC_ERR_ARGUMENT, "status is %d, must be that of a failure", (int)status);

@@ -26,6 +26,9 @@ tagc_status tagc_fail(tagc_status status, const char *format, ...) __attribute__
 /* Puts "<prefix>: " before the recorded text, for callers that know the file or the rank. Returns `status`. */
 tagc_status tagc_fail_in(tagc_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* A status that another rank has sent as a number: TAGC_ERR_CORRUPT where it is none. */
+tagc_status tagc_status_told(int64_t number);
+
 /* TAGC_ERR_ARGUMENT unless a program may give this status as its own failure. */
 tagc_status tagc_status_check_own(tagc_status status);
 

@@ -14,6 +14,7 @@ static tagc_status take_up(tagc_reducer *r, const tagc_reducer_options *options)
     fresh.options = *options;
     if (!r->residual)
         TAGC_TRY(tagc_reducer_make_residual(&fresh)); /* where all was sent, something now stays */
+    tagc_reducer_choose_path(&fresh);
     tagc_status status = tagc_reducer_lay_out(&fresh);
     if (status != TAGC_OK) {
         tagc_reducer_destroy_state(&fresh);
@@ -48,14 +49,9 @@ tagc_status tagc_reducer_set_sparsity(tagc_reducer *r, double sparsity) {
     TAGC_TRY(check_idle(r, "set_sparsity"));
     if (!(sparsity >= 0 && sparsity <= 1))
         return tagc_fail(TAGC_ERR_ARGUMENT, "sparsity is %.10g, must be in [0, 1]", sparsity);
-    if (sparsity > 0 && r->options.exchange == TAGC_EXCHANGE_DENSE)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "sparsity is %.10g, but exchange dense supports only 0",
-                         sparsity);
     if (sparsity == r->options.sparsity) return TAGC_OK;
     tagc_reducer_options options = r->options;
     options.sparsity = sparsity;
     TAGC_TRY(tagc_reducer_options_check_once(&options));
-    if (r->exchange->is_selective) return take_up(r, &options);
-    r->options = options;
-    return TAGC_OK;
+    return take_up(r, &options);
 }

@@ -32,7 +32,8 @@ static tagc_status add_part(const tagc_reducer_options *part, int world_size, in
                             unit_needs *to) {
     tagc_exchange_memory memory;
     TAGC_TRY(tagc_reducer_memory(part, world_size, 0, &memory));
-    int returns = part->output == TAGC_OUTPUT_UNIT, is_direct = part->exchange == TAGC_EXCHANGE_DIRECT;
+    int returns = part->output == TAGC_OUTPUT_UNIT,
+        is_direct = part->exchange == TAGC_EXCHANGE_DIRECT && !tagc_reducer_options_are_whole(part);
     double n = (double)part->n_elems, n_output = returns ? n : n / world_size;
     double n_rows = world_size - returns;
     to->n_parts++;

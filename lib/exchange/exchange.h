@@ -14,11 +14,17 @@ struct tagc_reducer;
 
 typedef tagc_status (*tagc_action_fn)(struct tagc_reducer *r);
 
+/* Where in the gradient the output may lie, in host memory with one rank per host. */
+typedef enum tagc_overlap {
+    TAGC_OVERLAP_NONE,
+    TAGC_OVERLAP_ROWS, /* as the unit, or as any row of it: of each row as much is read when sums are written */
+    TAGC_OVERLAP_ANYWHERE /* as well, and the shard: a step has read everything but the own row by then */
+} tagc_overlap;
+
 typedef struct tagc_exchange_table {
     int id;             /* tagc_exchange */
     size_t state_bytes; /* size of its own state, r->state, which is zeroed when a reducer is made */
-    int is_selective;   /* 1: sparsity means something */
-    int reads_first; /* 1: with one rank per host, a step writes sums when it has read the gradient, but for the own row */
+    tagc_overlap overlap;
     const tagc_runner *runner;           /* of arrays in host memory; NULL: it has none, and takes no other */
     const tagc_own_options *own_options; /* NULL: tagc_reducer_options are all */
     /* From checked options: the number of values of the residual, 0 if there is none, and of the output. */
@@ -40,9 +46,12 @@ typedef struct tagc_exchange_table {
 /* For one that shares nothing. */
 void tagc_place_no_work(struct tagc_reducer *r, tagc_arena *arena);
 
-extern const tagc_exchange_table tagc_exchange_dense, tagc_exchange_direct;
+/* The two paths of direct. */
+extern const tagc_exchange_table tagc_exchange_whole, tagc_exchange_direct;
 
 /* Of a tagc_exchange in range; NULL if this build leaves it out. */
 const tagc_exchange_table *tagc_exchange_of(int id);
+/* What steps of these options take, which were checked. may_be_whole: all ranks have host arrays, and none a residual. */
+const tagc_exchange_table *tagc_exchange_path(const tagc_reducer_options *options, int may_be_whole);
 
 #endif

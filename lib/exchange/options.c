@@ -12,18 +12,17 @@
 
 /* The exchanges to which a field applies. With others it must keep its default. */
 enum {
-    DENSE = 1 << TAGC_EXCHANGE_DENSE,
     SKETCH = 1 << TAGC_EXCHANGE_SKETCH,
     PACKED = 1 << TAGC_EXCHANGE_PACKED,
     DIRECT = 1 << TAGC_EXCHANGE_DIRECT,
-    ALL = DENSE | SKETCH | PACKED | DIRECT,
+    ALL = SKETCH | PACKED | DIRECT,
     DEFAULT_BLOCK = 128
 };
 
 #define MAX_UNIT_ELEMS (65536.0 * (4294967296.0 - 64.0)) /* at the largest world size */
 #define MAX_SHARD (UINT32_MAX - 63)
 
-const char *const tagc_exchange_names[] = {"dense", "sketch", "packed", "direct"};
+const char *const tagc_exchange_names[] = {NULL, "sketch", "packed", "direct"};
 const char *const tagc_format_names[] = {"fp32", "bf16", "int8", "int4", "int2"};
 static const char *const residual_names[] = {"fp32", NULL, "int8", "int4"};
 static const char *const op_names[] = {"avg", "sum"};
@@ -35,14 +34,14 @@ static const char *const rounding_names[] = {"nearest", "stochastic"};
 static const tagc_field reducer_fields[] = {
     {REDUCER(n_elems), TAGC_FIELD_U64, 1, ALL, 1, MAX_UNIT_ELEMS, 0, NULL},
     {REDUCER(tag), TAGC_FIELD_U64, 1, ALL, 0, TAGC_FIELD_MAX_U64, TAGC_FIELD_MAX_U64, NULL},
-    {REDUCER(exchange), TAGC_FIELD_INT, 1, ALL, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT, TAGC_EXCHANGE_DIRECT,
+    {REDUCER(exchange), TAGC_FIELD_INT, 1, ALL, TAGC_EXCHANGE_SKETCH, TAGC_EXCHANGE_DIRECT, TAGC_EXCHANGE_DIRECT,
      tagc_exchange_names},
     /* As it was given: its default may differ between ranks, and nothing on the wire depends on it. Without one, defaults that
      * follow differ, too, so that ranks compare this first. */
-    {REDUCER(residual), TAGC_FIELD_INT, 1, SKETCH | PACKED | DIRECT, TAGC_RESIDUAL_NONE, TAGC_FORMAT_INT4, -1,
+    {REDUCER(residual), TAGC_FIELD_INT, 1, ALL, TAGC_RESIDUAL_NONE, TAGC_FORMAT_INT4, -1,
      residual_names},
     {REDUCER(format), TAGC_FIELD_INT, 1, ALL, -1, TAGC_FORMAT_INT2, -1, tagc_format_names},
-    {REDUCER(sparsity), TAGC_FIELD_DOUBLE, 1, SKETCH | PACKED | DIRECT, -1, 1, -1, NULL},
+    {REDUCER(sparsity), TAGC_FIELD_DOUBLE, 1, ALL, -1, 1, -1, NULL},
     {REDUCER(op), TAGC_FIELD_INT, 1, ALL, TAGC_OP_AVG, TAGC_OP_SUM, TAGC_OP_AVG, op_names},
     {REDUCER(output), TAGC_FIELD_INT, 1, ALL, TAGC_OUTPUT_SHARD, TAGC_OUTPUT_HOST_SHARD, TAGC_OUTPUT_SHARD,
      output_names},
@@ -131,6 +130,23 @@ int tagc_results_are_sent(const tagc_reducer_options *options) {
     return options->exchange == TAGC_EXCHANGE_DIRECT && options->output != TAGC_OUTPUT_SHARD;
 }
 
+int tagc_reducer_options_are_whole(const tagc_reducer_options *options) {
+    if (options->exchange != TAGC_EXCHANGE_DIRECT || options->sparsity != 0 || options->ranks_per_host > 1)
+        return 0;
+    if (options->format != TAGC_FORMAT_FP32 && options->format != TAGC_FORMAT_BF16) return 0;
+    return !tagc_results_are_sent(options) ||
+           (tagc_result_format(options) == options->format && tagc_result_sparsity(options) == 0);
+}
+
+void tagc_reducer_options_send_whole(tagc_reducer_options *options, int format) {
+    options->exchange = TAGC_EXCHANGE_DIRECT;
+    options->sparsity = 0;
+    options->format = format == TAGC_FORMAT_BF16 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
+    options->result_sparsity = options->result_format = options->residual = -1;
+    options->block = 0;
+    options->paper = NULL;
+}
+
 /* 1 if some values have scales. */
 static int is_blocks(const tagc_reducer_options *options) {
     if (options->exchange != TAGC_EXCHANGE_DIRECT) return 0;
@@ -152,7 +168,7 @@ void tagc_reducer_options_resolve(tagc_reducer_options *options) {
 void tagc_reducer_options_prune(tagc_reducer_options *options) {
     int exchange = options->exchange;
     if (exchange != TAGC_EXCHANGE_DIRECT) {
-        if (exchange != TAGC_EXCHANGE_DENSE || options->format > TAGC_FORMAT_BF16) options->format = -1;
+        options->format = -1;
         options->ranks_per_host = 1;
         options->residual = -1;
         options->gradient = TAGC_FORMAT_FP32;
@@ -161,8 +177,7 @@ void tagc_reducer_options_prune(tagc_reducer_options *options) {
         options->result_format = -1;
         options->result_sparsity = -1;
     }
-    if (exchange == TAGC_EXCHANGE_DENSE) options->sparsity = 0;
-    if (exchange == TAGC_EXCHANGE_DENSE || exchange == TAGC_EXCHANGE_DIRECT) options->paper = NULL;
+    if (exchange == TAGC_EXCHANGE_DIRECT) options->paper = NULL;
     tagc_reducer_options resolved = *options;
     tagc_reducer_options_resolve(&resolved);
     if (!is_blocks(&resolved)) options->block = 0;
@@ -207,7 +222,7 @@ tagc_status tagc_reducer_option_bounds(const char *name, double *min, double *ma
     if (!name) return tagc_fail(TAGC_ERR_ARGUMENT, "field is NULL");
     int f = find_field(reducer_fields, N_REDUCER_FIELDS, name);
     const tagc_field *found = f >= 0 ? &reducer_fields[f] : NULL;
-    for (int id = TAGC_EXCHANGE_DENSE; id <= TAGC_EXCHANGE_DIRECT && !found; id++) {
+    for (int id = TAGC_EXCHANGE_SKETCH; id <= TAGC_EXCHANGE_DIRECT && !found; id++) {
         const tagc_own_options *own = own_options_of(id);
         f = own ? find_field(own->fields, own->n_fields, name) : -1;
         if (f >= 0) found = &own->fields[f];
@@ -275,9 +290,6 @@ static tagc_status check_known(const tagc_field *fields, int n_fields, const voi
         const tagc_field *at = &fields[f];
         uint64_t raw = tagc_field_raw(at, values);
         if (at->exchanges >> options->exchange & 1 || tagc_field_number(at, raw) == at->initial) continue;
-        if (values == options && at->offset == offsetof(tagc_reducer_options, sparsity) &&
-            options->sparsity == 0)
-            continue; /* dense: all of them, as it is */
         char text[TAGC_FIELD_TEXT_BYTES], initial[TAGC_FIELD_TEXT_BYTES];
         tagc_field_text(at, raw, text);
         snprintf(initial, sizeof initial, "%.10g", at->initial);
@@ -336,13 +348,10 @@ tagc_status tagc_reducer_options_check_once(const tagc_reducer_options *full) {
 
 /* Checks fields that apply to the exchange, but not together with others. `full` has its defaults resolved. */
 static tagc_status check_together(const tagc_reducer_options *options, const tagc_reducer_options *full) {
-    int most = full->exchange == TAGC_EXCHANGE_DIRECT  ? TAGC_FORMAT_INT2
-               : full->exchange == TAGC_EXCHANGE_DENSE ? TAGC_FORMAT_BF16
-                                                       : TAGC_FORMAT_FP32;
     const char *exchange = tagc_exchange_names[full->exchange], *format = tagc_format_names[full->format];
-    if (full->format > most)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "format is %s, but exchange %s supports only %s%s", format,
-                         exchange, tagc_format_names[0], most > 0 ? " and bf16" : "");
+    if (full->format != TAGC_FORMAT_FP32 && full->exchange != TAGC_EXCHANGE_DIRECT)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "format is %s, but exchange %s supports only %s", format,
+                         exchange, tagc_format_names[0]);
     if (full->output == TAGC_OUTPUT_HOST_SHARD && full->exchange != TAGC_EXCHANGE_DIRECT)
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
                          "output is host_shard, but exchange %s supports only shard and unit", exchange);
@@ -382,7 +391,6 @@ tagc_status tagc_reducer_options_check(const tagc_reducer_options *options, int 
     TAGC_TRY(check_known(reducer_fields, N_REDUCER_FIELDS, &read, &read));
     *out = read;
     out->n_elems = (read.n_elems + (uint64_t)world_size - 1) / (uint64_t)world_size * (uint64_t)world_size;
-    if (read.exchange == TAGC_EXCHANGE_DENSE) out->sparsity = 0;
     tagc_reducer_options_resolve(out);
     TAGC_TRY(check_together(&read, out));
     if (out->block == 0) out->block = DEFAULT_BLOCK;
@@ -465,6 +473,7 @@ typedef struct report {
     tagc_identity_claim claim;
     uint32_t status;
     uint32_t n_fields; /* tells a reducer from a gatherer */
+    uint64_t may_be_whole;
     uint64_t values[N_REDUCER_FIELDS + TAGC_OWN_MAX_FIELDS];
     char text[256];
 } report;
@@ -491,7 +500,7 @@ static tagc_status compare_values(const tagc_comm *comm, const tagc_field *field
 static int exchange_in(const report *of) {
     int f = 0;
     while (strcmp(reducer_fields[f].name, "exchange") != 0) f++;
-    return of->values[f] <= TAGC_EXCHANGE_DIRECT ? (int)of->values[f] : TAGC_EXCHANGE_DENSE;
+    return of->values[f] <= TAGC_EXCHANGE_DIRECT ? (int)of->values[f] : 0;
 }
 
 static tagc_status compare_reports(const tagc_comm *comm, const tagc_field *fields, int n_fields,
@@ -502,9 +511,7 @@ static tagc_status compare_reports(const tagc_comm *comm, const tagc_field *fiel
         char text[sizeof reports[r].text];
         memcpy(text, reports[r].text, sizeof text);
         text[sizeof text - 1] = 0;
-        tagc_status status =
-            reports[r].status <= TAGC_LAST_STATUS ? (tagc_status)reports[r].status : TAGC_ERR_CORRUPT;
-        return tagc_fail(status, "rank %d: %s", tagc_comm_name(comm, r), text);
+        return tagc_fail(tagc_status_told(reports[r].status), "rank %d: %s", tagc_comm_name(comm, r), text);
     }
     const tagc_own_options *own = fields == reducer_fields ? own_options_of(exchange_in(&reports[0])) : NULL;
     for (int r = 1; r < world_size; r++) {
@@ -525,7 +532,7 @@ static tagc_status compare_reports(const tagc_comm *comm, const tagc_field *fiel
 }
 
 static tagc_status agree(tagc_comm *comm, tagc_status local, const tagc_field *fields, int n_fields,
-                         report *own, tagc_identity *identity) {
+                         report *own, tagc_identity *identity, int *may_be_whole) {
     int world_size = tagc_comm_world_size(comm);
     own->claim = tagc_identity_next(comm);
     own->status = (uint32_t)local;
@@ -539,9 +546,11 @@ static tagc_status agree(tagc_comm *comm, tagc_status local, const tagc_field *f
         tagc_comm_abort(comm, "no memory for the options of all ranks");
         return status;
     }
-    status = tagc_comm_all_gather(comm, own, sizeof *own, reports);
+    status = tagc_comm_all_gather(comm, own, sizeof *own, reports, (size_t)world_size * sizeof *own);
     if (status == TAGC_OK) status = compare_reports(comm, fields, n_fields, reports);
     if (status == TAGC_OK) tagc_identity_open(comm, identity, ((const report *)reports)->claim);
+    for (int r = 0; status == TAGC_OK && may_be_whole && r < world_size; r++)
+        *may_be_whole &= ((const report *)reports)[r].may_be_whole != 0;
     tagc_memory_destroy(reports);
     return status;
 }
@@ -560,8 +569,8 @@ static uint64_t shape_of(const tagc_field *fields, int n_fields, const uint64_t 
 
 tagc_status tagc_reducer_options_agree(tagc_comm *comm, tagc_status local,
                                        const tagc_reducer_options *options, const void *own,
-                                       tagc_identity *identity) {
-    report mine = {0};
+                                       tagc_identity *identity, int *may_be_whole) {
+    report mine = {.may_be_whole = may_be_whole && *may_be_whole};
     if (local == TAGC_OK) {
         const tagc_own_options *o = own_options_of(options->exchange);
         write_values(reducer_fields, N_REDUCER_FIELDS, options, mine.values);
@@ -571,7 +580,7 @@ tagc_status tagc_reducer_options_agree(tagc_comm *comm, tagc_status local,
                                     .n_elems = options->n_elems,
                                     .shape = shape_of(reducer_fields, N_REDUCER_FIELDS, mine.values)};
     }
-    return agree(comm, local, reducer_fields, N_REDUCER_FIELDS, &mine, identity);
+    return agree(comm, local, reducer_fields, N_REDUCER_FIELDS, &mine, identity, may_be_whole);
 }
 
 tagc_status tagc_gatherer_options_agree(tagc_comm *comm, tagc_status local,
@@ -584,5 +593,5 @@ tagc_status tagc_gatherer_options_agree(tagc_comm *comm, tagc_status local,
                                     .n_elems = options->n_elems,
                                     .shape = shape_of(gatherer_fields, N_GATHERER_FIELDS, mine.values)};
     }
-    return agree(comm, local, gatherer_fields, N_GATHERER_FIELDS, &mine, identity);
+    return agree(comm, local, gatherer_fields, N_GATHERER_FIELDS, &mine, identity, NULL);
 }

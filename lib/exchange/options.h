@@ -43,6 +43,12 @@ int tagc_results_are_sent(const tagc_reducer_options *options);
 int tagc_result_format(const tagc_reducer_options *options);
 double tagc_result_sparsity(const tagc_reducer_options *options);
 
+/* 1: direct that sends every value as it is, fp32 or bf16, and sums as well. Options may have defaults. Whatever has ranks that first
+ * add up within their host is not meant. */
+int tagc_reducer_options_are_whole(const tagc_reducer_options *options);
+/* Makes them so. */
+void tagc_reducer_options_send_whole(tagc_reducer_options *options, int format);
+
 /* Resolves defaults that depend on other fields (sparsity, format, block). */
 void tagc_reducer_options_resolve(tagc_reducer_options *options);
 /* Resets fields that do not apply to options->exchange. For templates that several exchanges are made from. */
@@ -60,10 +66,11 @@ tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, in
 
 /* Collective. Each rank passes the status of its own preparations, with its text in tagc_last_error(). All return the same:
  * the status of the lowest rank that failed, "rank 2: <its text>", or TAGC_ERR_MISMATCH if options differ. After TAGC_OK
- * *identity is open (transport/identity.h); options and identity may be NULL where the preparations failed. */
+ * *identity is open (transport/identity.h); options and identity may be NULL where the preparations failed. *may_be_whole: 1 where it is on
+ * all ranks, else it becomes 0; may be NULL as well. */
 tagc_status tagc_reducer_options_agree(tagc_comm *comm, tagc_status local,
                                        const tagc_reducer_options *options, const void *own,
-                                       tagc_identity *identity);
+                                       tagc_identity *identity, int *may_be_whole);
 tagc_status tagc_gatherer_options_agree(tagc_comm *comm, tagc_status local,
                                         const tagc_gatherer_options *options, tagc_identity *identity);
 

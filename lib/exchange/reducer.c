@@ -11,6 +11,7 @@
 #include "core/cpu.h"
 #include "core/sized.h"
 #include "exchange/options.h"
+#include "exchange/refusal.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -31,14 +32,14 @@ void tagc_reducer_place(tagc_reducer *r, tagc_arena *arena) {
     tagc_agreement_place(r, arena);
 }
 
-/* direct works row by row. Where it sends no sums back, the last row is encoded before the first sum is written. The sums of dense take
- * the place of its gradient, chunk by chunk, once that has been sent. */
+/* direct works row by row. Where it sends no sums back, the last row is encoded before the first sum is written. Sums of its path for
+ * whole values take the place of the gradient, chunk by chunk, once that has been sent. */
 static void place_fed_arrays(tagc_reducer *r, tagc_arena *work) {
     size_t n = (size_t)r->options.n_elems,
            n_output = (size_t)r->exchange->output_elems(&r->options, r->world_size);
     int is_by_row = r->exchange->runner != NULL, is_shard = r->options.output == TAGC_OUTPUT_SHARD;
     void *gradient = is_by_row ? NULL : tagc_arena_take(work, n, tagc_reducer_gradient_bytes(r));
-    int is_in_place = r->options.exchange == TAGC_EXCHANGE_DENSE;
+    int is_in_place = r->exchange->overlap == TAGC_OVERLAP_ROWS && r->options.gradient == TAGC_FORMAT_FP32;
     float *output = is_by_row || is_in_place ? NULL : tagc_arena_take(work, n_output, sizeof *output);
     void *row = is_by_row ? tagc_arena_take(work, r->shard, sizeof(float)) : NULL;
     float *own_sums = is_by_row && !is_shard ? tagc_arena_take(work, r->shard, sizeof *own_sums) : row;
@@ -173,6 +174,14 @@ tagc_status tagc_reducer_make_residual(tagc_reducer *r) {
     return status;
 }
 
+void tagc_reducer_choose_path(tagc_reducer *r) {
+    const tagc_exchange_table *path = tagc_exchange_path(&r->options, r->may_be_whole && !r->residual);
+    if (path == r->exchange) return;
+    r->exchange = path;
+    r->runner = path->runner;
+    r->state = NULL;
+}
+
 /* TAGC_ERR_UNSUPPORTED unless this runner can stand in for that of the exchange. */
 static tagc_status check_runner(const tagc_reducer *r, const tagc_runner *runner) {
     if (!r->exchange->runner)
@@ -217,11 +226,22 @@ static tagc_status make(const tagc_arrays *arrays, const tagc_runner *runner, co
         r->runner = runner;
     }
     TAGC_TRY(tagc_reducer_make_residual(r));
+    r->may_be_whole = !runner;
+    tagc_reducer_choose_path(r);
     TAGC_TRY(tagc_work_open(comm, &tagc_host_arrays.heap, TAGC_WORK_REDUCE, checked.tag, &r->work));
     if (checked.n_threads > 1) TAGC_TRY(tagc_pool_create(checked.n_threads, &r->pool));
     TAGC_TRY(tagc_reducer_lay_out(r));
     tagc_reducer_note_residual(r);
     return TAGC_OK;
+}
+
+/* Where one rank cannot send whole values as they are, none does. */
+static tagc_status settle_path(tagc_reducer *r) {
+    tagc_reducer before = *r;
+    tagc_reducer_choose_path(r);
+    if (r->exchange == before.exchange) return TAGC_OK;
+    tagc_reducer_destroy_state(&before);
+    return tagc_reducer_lay_out(r);
 }
 
 static tagc_status make_together(const tagc_arrays *arrays, const tagc_runner *runner, const tagc_feed *feed,
@@ -232,7 +252,8 @@ static tagc_status make_together(const tagc_arrays *arrays, const tagc_runner *r
     if (r) agreed = r->options;
     if (r) agreed.n_elems = r->n_given;
     status = tagc_reducer_options_agree(comm, status, r ? &agreed : NULL, r ? r->own_options : NULL,
-                                        r ? &r->identity : NULL);
+                                        r ? &r->identity : NULL, r ? &r->may_be_whole : NULL);
+    if (status == TAGC_OK) status = settle_path(r);
     if (status != TAGC_OK) {
         tagc_reducer_destroy(r);
         return status;
@@ -307,9 +328,7 @@ static void start_fed(tagc_reducer *r) {
 /* Rows of sums that are sent back were taken when they were decoded. */
 static void end_fed(tagc_reducer *r) {
     const tagc_feed *feed = r->feed;
-    /* dense gives sums as computed. */
-    int is_void = r->now.stats.nonfinite && r->options.exchange != TAGC_EXCHANGE_DENSE,
-        was_taken = r->now.row && r->options.output != TAGC_OUTPUT_SHARD;
+    int is_void = r->now.stats.nonfinite, was_taken = r->now.row && r->options.output != TAGC_OUTPUT_SHARD;
     for (size_t row = 0; row < n_rows_of_output(r) && (is_void || !was_taken); row++)
         feed->take(feed->context, row, is_void ? NULL : r->now.output + row * r->shard);
     feed->end(feed->context, TAGC_OK);
@@ -427,9 +446,13 @@ static int overlap(const void *a, uint64_t n_bytes_a, const void *b, uint64_t n_
  * the own one. */
 static int may_overlap(const tagc_reducer *r, const void *gradient, const float *output) {
     const tagc_reducer_options *o = &r->options;
-    int is_read_first = r->exchange->reads_first && r->arrays->is_here && o->ranks_per_host == 1;
-    int is_same = gradient == output && o->gradient == TAGC_FORMAT_FP32 && r->world_size > 1;
-    return is_read_first && (o->output == TAGC_OUTPUT_SHARD || (o->output == TAGC_OUTPUT_UNIT && is_same));
+    tagc_overlap allowed =
+        r->arrays->is_here && o->ranks_per_host == 1 ? r->exchange->overlap : TAGC_OVERLAP_NONE;
+    int is_fp32 = o->gradient == TAGC_FORMAT_FP32, is_shard = o->output == TAGC_OUTPUT_SHARD;
+    if (allowed == TAGC_OVERLAP_NONE) return 0;
+    if (is_shard && allowed == TAGC_OVERLAP_ANYWHERE) return 1;
+    if (is_shard) return is_fp32 && (output - (const float *)gradient) % (ptrdiff_t)r->shard == 0;
+    return o->output == TAGC_OUTPUT_UNIT && gradient == output && is_fp32 && r->world_size > 1;
 }
 
 uint64_t tagc_reducer_given_output(const tagc_reducer *r) {
@@ -495,31 +518,25 @@ static tagc_status check_begins(const tagc_reducer *r) {
     return tagc_comm_check_open(r->comm);
 }
 
-/* The last failure is this rank's own, and the others are in the step, or will be. So it goes through it, with zeros in the place of the
- * caller's arrays, and all of them return its status. Without memory for that, the comm breaks. Returns when the step is over. */
+static void take_part(void *context, tagc_status status, const char *text, const void *zeros, void *room) {
+    tagc_reducer *r = context;
+    r->now.refused = status;
+    snprintf(r->now.failure_text, sizeof r->now.failure_text, "%s", text);
+    (void)begin(r, zeros, room, 0);
+    (void)tagc_comm_join(r->comm, &r->now.task);
+    r->now.begun = 0;
+    r->now.refused = TAGC_OK;
+}
+
+/* The last failure is this rank's own. Returns it when the step is over. */
 static tagc_status refuse(tagc_reducer *r, tagc_status status) {
-    char text[TAGC_ERROR_TEXT_BYTES];
-    snprintf(text, sizeof text, "%s", tagc_last_error());
-    const tagc_heap *heap = &r->arrays->heap;
-    size_t n_gradient = (size_t)r->options.n_elems * tagc_reducer_gradient_bytes(r),
-           n_output = n_rows_of_output(r) * r->shard * sizeof(float);
-    void *gradient, *output = NULL;
-    tagc_status made = heap->create(heap->context, n_gradient, "a gradient of zeros", &gradient);
-    if (made == TAGC_OK) made = heap->create(heap->context, n_output, "sums that nobody takes", &output);
-    if (made == TAGC_OK) {
-        r->now.refused = status;
-        snprintf(r->now.failure_text, sizeof r->now.failure_text, "%s", text);
-        (void)begin(r, gradient, output, 0);
-        (void)tagc_comm_join(r->comm, &r->now.task);
-        r->now.begun = 0;
-        r->now.refused = TAGC_OK;
-    } else {
-        (void)tagc_fail(status, "%s", text);
-        (void)tagc_comm_give_up(r->comm, status, r->rank);
-    }
-    heap->destroy(heap->context, gradient, n_gradient);
-    heap->destroy(heap->context, output, n_output);
-    return tagc_fail(status, "%s", text);
+    return tagc_refuse(&(tagc_refusal){.comm = r->comm,
+                                       .arrays = r->arrays,
+                                       .n_read = (size_t)r->options.n_elems * tagc_reducer_gradient_bytes(r),
+                                       .n_written = n_rows_of_output(r) * r->shard * sizeof(float),
+                                       .status = status,
+                                       .take_part = take_part,
+                                       .context = r});
 }
 
 tagc_status tagc_reducer_begin(tagc_reducer *r, const void *gradient, uint64_t n_gradient, float *output,
@@ -541,8 +558,11 @@ tagc_status tagc_reducer_begin_fed(tagc_reducer *r) {
     return begin(r, NULL, NULL, 0);
 }
 
-tagc_status tagc_reducer_begin_ahead(tagc_reducer *r, const void *gradient, float *output) {
+tagc_status tagc_reducer_begin_ahead(tagc_reducer *r, const void *gradient, float *output,
+                                     tagc_status failure, const char *text) {
     if (r->now.begun) return tagc_fail(TAGC_ERR_STATE, "a step of this reducer is under way, end it first");
+    r->now.refused = failure;
+    if (failure != TAGC_OK) snprintf(r->now.failure_text, sizeof r->now.failure_text, "%s", text);
     return begin(r, gradient, output, 1);
 }
 

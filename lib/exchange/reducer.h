@@ -38,6 +38,7 @@ struct tagc_reducer {
     const tagc_arrays *arrays; /* where gradient, output and residual are */
     const tagc_exchange_table *exchange;
     const tagc_runner *runner;    /* of its batches; NULL if the exchange has none */
+    int may_be_whole;             /* see tagc_exchange_path; the same on all ranks */
     tagc_reducer_options options; /* defaults resolved; n_elems is W shards */
     uint64_t n_given;             /* values of the caller's unit: those behind are zeros, and are nobody's */
     _Alignas(8) char own_options[TAGC_OWN_MAX_BYTES]; /* as well; see tagc_own_options */
@@ -87,6 +88,8 @@ void tagc_reducer_set_name(tagc_reducer *r, const char *name);
 tagc_status tagc_reducer_lay_out(tagc_reducer *r);
 /* The state and its memory beside the arena. */
 void tagc_reducer_destroy_state(tagc_reducer *r);
+/* Sets exchange and runner from options and residual; a state of the other path is left out. */
+void tagc_reducer_choose_path(tagc_reducer *r);
 /* If the options ask for one. After a failure there is none. */
 tagc_status tagc_reducer_make_residual(tagc_reducer *r);
 void tagc_reducer_destroy_residual(tagc_reducer *r);
@@ -135,8 +138,10 @@ tagc_status tagc_reducer_begin_fed(tagc_reducer *r);
 /* Gives back what the last step kept. Any thread may call it. */
 void tagc_reducer_release(tagc_reducer *r);
 
-/* _begin without a look at the arrays, for a step that is ahead. It is then held once: see tagc_hold. */
-tagc_status tagc_reducer_begin_ahead(tagc_reducer *r, const void *gradient, float *output);
+/* _begin without a look at the arrays, for a step that is ahead. It is then held once: see tagc_hold. failure: of this rank, with its
+ * text, which all ranks return; or TAGC_OK. */
+tagc_status tagc_reducer_begin_ahead(tagc_reducer *r, const void *gradient, float *output,
+                                     tagc_status failure, const char *text);
 void tagc_reducer_let_go(tagc_reducer *r);
 
 /* Swaps in the new residual of the step under way, or discards it. */

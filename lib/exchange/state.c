@@ -5,7 +5,10 @@
 #include <math.h>
 #include <string.h>
 
-enum { PIECE_ELEMS = 4096 }; /* a multiple of TAGC_RESIDUAL_BLOCK */
+enum {
+    PIECE_ELEMS = 4096, /* a multiple of TAGC_RESIDUAL_BLOCK */
+    MOST_ALIKE = 65535  /* tags that nobody should have: those of units without one */
+};
 
 static tagc_status check_idle(const tagc_reducer *r, const char *what) {
     if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
@@ -179,13 +182,18 @@ uint64_t tagc_reducer_state_bytes(const tagc_reducer *r) {
     return r ? TAGC_WIRE_HEADER_BYTES + tagc_reducer_stored_bytes(r) : 0;
 }
 
+/* Without a tag, what else tells the unit from others of its size. */
+static uint64_t saved_tag(const tagc_reducer *r) {
+    return r->options.tag == UINT64_MAX ? UINT64_MAX - r->identity.alike : r->options.tag;
+}
+
 static tagc_wire_header saved_header(const tagc_reducer *r) {
     return (tagc_wire_header){.kind = TAGC_WIRE_STATE,
                               .coding = r->n_residual ? r->residual_format : TAGC_FORMAT_FP32,
                               .output = r->options.output,
                               .rank = (uint32_t)r->rank,
                               .world_size = (uint32_t)r->world_size,
-                              .tag = r->options.tag,
+                              .tag = saved_tag(r),
                               .k = (uint32_t)r->shard,
                               .n_elems = r->n_given,
                               .n_items = (uint32_t)tagc_reducer_n_rows(r),
@@ -228,8 +236,15 @@ static tagc_status expect(const char *what, uint64_t saved, uint64_t here) {
 }
 
 static tagc_status check_saved(const tagc_reducer *r, const tagc_wire_header *header, saved_rows *s) {
-    TAGC_TRY(expect("tag", header->tag, r->options.tag));
     TAGC_TRY(expect("n_elems", header->n_elems, r->n_given));
+    uint64_t number = UINT64_MAX - header->tag; /* of a unit without a tag */
+    if (header->tag != saved_tag(r) && r->options.tag == UINT64_MAX && number <= MOST_ALIKE)
+        return tagc_fail(
+            TAGC_ERR_MISMATCH,
+            "saved residual: of the units of %llu elements without a tag it is number %llu, this is number "
+            "%u: give each unit a tag",
+            (unsigned long long)r->n_given, (unsigned long long)number, r->identity.alike);
+    TAGC_TRY(expect("tag", header->tag, saved_tag(r)));
     TAGC_TRY(expect("output", (uint64_t)header->output, (uint64_t)r->options.output));
     TAGC_TRY(expect("world size", header->world_size, (uint64_t)r->world_size));
     if (header->rank != (uint32_t)r->rank)

@@ -25,7 +25,7 @@ static tagc_status lay_out(const tagc_reducer_options *options, int world_size, 
     TAGC_TRY(tagc_reducer_options_check(options, world_size, &r->options, r->own_options));
     r->world_size = world_size;
     tagc_reducer_size(r, options->n_elems);
-    r->exchange = tagc_exchange_of(options->exchange);
+    r->exchange = tagc_exchange_path(&r->options, 1);
     r->runner = r->exchange->runner;
     r->residual_format = tagc_stored_format(&r->options);
     tagc_status status = tagc_memory_create(r->exchange->state_bytes, "shape of a reducer", &r->state);
@@ -84,7 +84,7 @@ tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_s
     uint64_t bodies = 0, residual = n / r.shard * tagc_residual_bytes(r.residual_format, r.shard);
     int n_spares =
         n ? tagc_comm_n_spares(residual, n_before + 1) - tagc_comm_n_spares(residual, n_before) : 0;
-    if (r.options.exchange == TAGC_EXCHANGE_DIRECT)
+    if (r.exchange == &tagc_exchange_direct)
         bodies = (uint64_t)world_size * tagc_aligned(tagc_direct_of(&r)->capacity);
     tagc_memory_destroy(r.state);
     *out = (tagc_exchange_memory){.buffers = r.exchange->state_bytes + arena.n_bytes,

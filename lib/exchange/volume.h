@@ -27,7 +27,8 @@ typedef struct tagc_volume {
     double word_bytes;  /* gathers of rows without a header: to each other rank beside a row, not relayed */
     int n_parcels;      /* direct: messages with fragments; there are as many for the rests of bodies */
     double eager_bytes; /* direct: bytes of the front */
-    size_t chunk_elems; /* dense: elements of a chunk; else 0 */
+    size_t chunk_elems; /* direct that sends whole values: elements of a chunk; else 0 */
+    int n_moving;       /* of these, chunks under way at once */
     int sketching;      /* a sketch that selects everything sends no cells */
 } tagc_volume;
 
@@ -35,7 +36,7 @@ typedef struct tagc_volume {
 void tagc_volume_add(tagc_volume *volume, tagc_leg leg, double n_bytes);
 void tagc_volume_add_within(tagc_volume *volume, tagc_leg leg, double n_bytes);
 
-/* Bytes that `rank` sends in one step if all values are finite and far from overflow. data may be NULL for dense. Returns
+/* Bytes that `rank` sends in one step if all values are finite and far from overflow. data may be NULL where all values are sent. Returns
  * TAGC_ERR_ARGUMENT or TAGC_ERR_UNSUPPORTED if tagc_reducer_create would. */
 tagc_status tagc_reducer_volume(const tagc_reducer_options *options, int world_size, int rank,
                                 const tagc_volume_data *data, tagc_volume *out);

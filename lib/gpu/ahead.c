@@ -270,17 +270,33 @@ tagc_status tagc_ahead_begin(tagc_ahead *a, uint64_t number, const gpu_room *roo
     a->has_bodies = 0;
     direct_of(a)->ahead = a;
     if (number) TAGC_TRY(tagc_reducer_set_steps(a->reducer, number - 1));
-    return tagc_reducer_begin_ahead(a->reducer, room->there.head, NULL);
+    return tagc_reducer_begin_ahead(a->reducer, room->there.head, NULL, TAGC_OK, "");
+}
+
+tagc_status tagc_ahead_refuse(tagc_reducer *r, uint64_t number, tagc_status failure, const char *text) {
+    tagc_direct_of(r)->ahead = NULL;
+    TAGC_TRY(tagc_reducer_set_steps(r, number - 1));
+    return tagc_reducer_begin_ahead(r, NULL, NULL, failure, text);
+}
+
+/* Until it has all bodies, or has ended. Returns whether it waits for sums. */
+static int wait_until_held(tagc_reducer *r) {
+    for (unsigned n_looks = 0; atomic_load(&r->now.hold) != TAGC_HELD; n_looks++) {
+        if (tagc_comm_has_ended(r->comm, &r->now.task)) return 0;
+        tagc_queue_pause(n_looks);
+    }
+    return 1;
+}
+
+void tagc_ahead_pass(tagc_reducer *r) {
+    if (wait_until_held(r)) tagc_reducer_let_go(r);
 }
 
 void tagc_ahead_add(tagc_ahead *a, uint64_t number) {
     tagc_reducer *r = a->reducer;
-    for (unsigned n_looks = 0; atomic_load(&r->now.hold) != TAGC_HELD; n_looks++) {
-        if (tagc_comm_has_ended(r->comm, &r->now.task)) {
-            tagc_queue_add(a->queue, number);
-            return;
-        }
-        tagc_queue_pause(n_looks);
+    if (!wait_until_held(r)) {
+        tagc_queue_add(a->queue, number);
+        return;
     }
     if (a->has_bodies) tagc_queue_allow(a->queue, &orders_in(a->room.here)->stop[0]);
     tagc_queue_add(a->queue, number);
@@ -300,7 +316,7 @@ tagc_status tagc_ahead_end(tagc_ahead *a, tagc_reducer_stats *stats) {
 
 /* ---- the worker ---- */
 
-static tagc_ahead *ahead_of(const tagc_reducer *r) {
+tagc_ahead *tagc_ahead_of(const tagc_reducer *r) {
     return tagc_direct_of(r)->ahead;
 }
 
@@ -313,7 +329,7 @@ static tagc_status check_length(const tagc_ahead *a, const tagc_encoded *encoded
 }
 
 static void take_body(tagc_reducer *r, int t, tagc_encoded *out) {
-    const tagc_ahead *a = ahead_of(r);
+    const tagc_ahead *a = tagc_ahead_of(r);
     int rank = tagc_host_to(direct_of(a), t);
     const tagc_encoded *encoded = &results_in(a, a->room.here)[t].encoded;
     tagc_status status = check_length(a, encoded);
@@ -342,13 +358,14 @@ static int give(tagc_ahead *a, size_t own_bytes) {
 
 static void give_bodies(tagc_reducer *r, int first, int end_host) {
     (void)first, (void)end_host; /* all of them */
-    tagc_ahead *a = ahead_of(r);
+    tagc_ahead *a = tagc_ahead_of(r);
+    if (!a) return;
     int is_plain = returns_sums(a);
     a->has_bodies = give(a, is_plain ? 0 : results_in(a, a->room.here)[n_ranks(a) - 1].encoded.n_bytes);
 }
 
 static void take_sums(tagc_reducer *r, uint8_t *body, tagc_encoded *out) {
-    const tagc_ahead *a = ahead_of(r);
+    const tagc_ahead *a = tagc_ahead_of(r);
     const tagc_encoded *encoded = &sums_in(a, a->room.here)[1].encoded;
     tagc_status status = check_length(a, encoded);
     tagc_note_failure(r, status);
@@ -358,7 +375,8 @@ static void take_sums(tagc_reducer *r, uint8_t *body, tagc_encoded *out) {
 }
 
 static void give_sums(tagc_reducer *r) {
-    tagc_ahead *a = ahead_of(r);
+    tagc_ahead *a = tagc_ahead_of(r);
+    if (!a) return;
     give(a, sums_in(a, a->room.here)[1].encoded.n_bytes); /* if one is missing, the step does not count */
 }
 

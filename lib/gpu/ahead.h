@@ -70,6 +70,12 @@ tagc_status tagc_ahead_begin(tagc_ahead *ahead, uint64_t number, const gpu_room 
 /* Waits until the step has all bodies or has ended, lets the device add them, and sees whether sums are finite. */
 void tagc_ahead_add(tagc_ahead *ahead, uint64_t number);
 tagc_status tagc_ahead_end(tagc_ahead *ahead, tagc_reducer_stats *stats);
+/* A step of a reducer with kernels that has nothing in streams, since this rank has failed: it tells the others. _pass, when all parts
+ * have begun, lets it go on; it ends as any. */
+tagc_status tagc_ahead_refuse(tagc_reducer *reducer, uint64_t number, tagc_status failure, const char *text);
+void tagc_ahead_pass(tagc_reducer *reducer);
+/* NULL: it was refused. */
+tagc_ahead *tagc_ahead_of(const tagc_reducer *reducer);
 /* Makes the orders of a room negative, while the device does not read them. */
 void tagc_orders_refuse(const gpu_room *room);
 

@@ -68,17 +68,16 @@ static size_t gradient_bytes(const unit_part *one) {
     return (size_t)one->of.n_gradient * tagc_element_bytes(tagc_unit_reads(&one->of));
 }
 
-/* Divides a part's room: where in the rest packed gradients and sums are. Adds it to what the unit needs. */
+/* Divides a part's room: where in the rest packed gradients and sums are. Adds it to what the unit needs. In an array that is input and
+ * output no reducer can work. */
 static void place(const tagc_unit *unit, unit_part *one, rooms_needs *needs) {
-    int may_be_one = unit->of.n_input ==
-                     unit->of.n_output; /* input and output the same array: no reducer can work in that */
     size_t there = one->ahead ? one->ahead->n_bytes : 0, here = there;
     if (!one->ahead) here = tagc_aligned(gradient_bytes(one)) + floats_bytes(one->of.n_output);
     if (one->at_gradient != TAGC_NOWHERE) {
         one->at_gradient = there;
         there += tagc_aligned(gradient_bytes(one));
     }
-    if (one->at_output != TAGC_NOWHERE || may_be_one || unit->of.factor != 1.0f) {
+    if (one->at_output != TAGC_NOWHERE || unit->may_overlap || unit->of.factor != 1.0f) {
         one->at_output = there;
         there += floats_bytes(one->of.n_output);
     }
@@ -124,8 +123,11 @@ static tagc_status make_lists(tagc_unit *unit) {
         one->unpacks = list(one->of.unpacks, one->of.n_unpacks, here + at, there + at);
         at += one->of.n_unpacks;
     }
-    unit->sampled = (run_list){there + at, (uint32_t)unit->n_samples, unit->n_samples};
-    for (size_t i = 0; i < unit->n_samples; i++, at++) here[at] = (tagc_listed_run){unit->places[i], i, i};
+    uint32_t n_covered = 0;
+    for (size_t i = 0; i < unit->n_samples; i++)
+        if (unit->places[i] != TAGC_UNCOVERED)
+            here[at + n_covered] = (tagc_listed_run){unit->places[i], i, n_covered}, n_covered++;
+    unit->sampled = (run_list){there + at, n_covered, n_covered};
     tagc_status status = tagc_kernels_write(k, there, here, n_bytes);
     tagc_memory_destroy(memory);
     return status;
@@ -153,7 +155,7 @@ size_t tagc_unit_n_places(const tagc_unit *unit) {
     size_t n = EVENTS_AND_FLAGS + GAPS + ORDERS + SPOIL;
     for (uint32_t p = 0; p < unit->of.n_parts; p++) {
         const tagc_ahead *ahead = unit->parts[p].ahead;
-        n += (ahead ? tagc_ahead_n_places(ahead) : COPY) + UNPACK;
+        n += (ahead ? tagc_ahead_n_places(ahead) : COPY) + UNPACK + (unit->model ? SPOIL : 0);
     }
     return n;
 }
@@ -196,21 +198,20 @@ void tagc_unit_end_ahead(tagc_unit *unit) {
 
 /* ---- the thread of the hooks ---- */
 
-static gpu_room own_room(const ticket *one) {
+gpu_room tagc_unit_own_room(const ticket *one) {
     return tagc_room_of(one, 0, 0, 0);
 }
 
-static gpu_room room_of(const ticket *one, uint32_t p) {
+gpu_room tagc_unit_room_of(const ticket *one, uint32_t p) {
     const unit_part *part = &one->unit->parts[p];
     return tagc_room_of(one, 1 + p, part->at_here, part->at_there);
 }
 
-/* Makes the orders of the unit and of all its parts negative. */
-static void refuse(const ticket *one) {
-    gpu_room room = own_room(one);
+void tagc_unit_refuse(const ticket *one) {
+    gpu_room room = tagc_unit_own_room(one);
     tagc_orders_refuse(&room);
     for (uint32_t p = 0; p < one->unit->of.n_parts; p++) {
-        room = room_of(one, p);
+        room = tagc_unit_room_of(one, p);
         tagc_orders_refuse(&room);
     }
 }
@@ -237,11 +238,11 @@ static float *sums_of(const unit_part *one, const gpu_room *room, void *output) 
 }
 
 /* Of a part without kernels, in pinned memory. */
-static void *gradient_here(const gpu_room *room) {
+void *tagc_unit_gradient_here(const gpu_room *room) {
     return room->here.rest;
 }
 
-static float *sums_here(const unit_part *one, const gpu_room *room) {
+float *tagc_unit_sums_here(const unit_part *one, const gpu_room *room) {
     return (float *)(void *)(room->here.rest + tagc_aligned(gradient_bytes(one)));
 }
 
@@ -249,7 +250,8 @@ static tagc_status put_squares(const ticket *one, uint32_t p, const void *gradie
     const unit_part *part = &one->unit->parts[p];
     const tagc_reducer *r = part->of.reducer;
     const tagc_kernels *k = one->queue->kernels;
-    const tagc_squared of = {.residual = part->ahead ? r->residual : NULL,
+    int has_residual = part->ahead && !one->unit->model; /* lib/unit asks for it after the exchange */
+    const tagc_squared of = {.residual = has_residual ? r->residual : NULL,
                              .format = r->residual_format,
                              .gradient_element = tagc_unit_reads(&part->of),
                              .n_rows = (uint32_t)(r->n_residual / r->shard),
@@ -257,7 +259,7 @@ static tagc_status put_squares(const ticket *one, uint32_t p, const void *gradie
                              .row_bytes = r->row_bytes,
                              .gradient = gradient,
                              .n_gradient = part->of.n_gradient};
-    double *squares = squares_in(one->unit, own_room(one).there, p);
+    double *squares = squares_in(one->unit, tagc_unit_own_room(one).there, p);
     return tagc_kernels_check(k, k->maker->runs->squares(&of, squares, one->queue->out));
 }
 
@@ -265,7 +267,7 @@ static tagc_status put_part_out(const ticket *one, uint32_t p, const void *input
     const tagc_queue *queue = one->queue;
     const tagc_unit *unit = one->unit;
     const unit_part *part = &unit->parts[p];
-    const gpu_room room = room_of(one, p);
+    const gpu_room room = tagc_unit_room_of(one, p);
     void *gradient = gradient_of(part, &room, input);
     size_t n_bytes = gradient_bytes(part);
     if (part->at_gradient != TAGC_NOWHERE) {
@@ -275,18 +277,21 @@ static tagc_status put_part_out(const ticket *one, uint32_t p, const void *input
     }
     if (unit->has_squares[one->buffer]) TAGC_TRY(put_squares(one, p, gradient));
     if (!part->ahead)
-        return tagc_queue_copy(queue, gradient_here(&room), gradient, n_bytes, TAGC_COPY_TO_HOST, queue->out);
+        return tagc_queue_copy(queue, tagc_unit_gradient_here(&room), gradient, n_bytes, TAGC_COPY_TO_HOST,
+                               queue->out);
     return tagc_ahead_put_out(part->ahead, one->buffer, &room, one->step->number, is_idle, gradient,
                               sums_of(part, &room, output));
 }
 
 tagc_status tagc_unit_put_out(const ticket *one, const void *input, void *output) {
     tagc_unit *unit = one->unit;
-    int is_idle = atomic_load(&unit->n_enqueued) - atomic_load(&unit->n_ended) == 1;
-    const gpu_room room = own_room(one);
+    int is_idle = unit->model || atomic_load(&unit->n_enqueued) - atomic_load(&unit->n_ended) == 1;
+    const gpu_room room = tagc_unit_own_room(one);
     char *samples = room.there.rest;
     for (uint32_t p = 0; p < unit->of.n_parts; p++)
         if (unit->parts[p].ahead) TAGC_TRY(tagc_ahead_check(unit->parts[p].ahead));
+    if (unit->sampled.n < unit->n_samples)
+        TAGC_TRY(clear(one, samples, unit->n_samples * sizeof(float), one->queue->out));
     TAGC_TRY(copy_runs(one, &unit->sampled, input, unit->of.element, samples, TAGC_ELEMENT_FP32, 1,
                        one->queue->out));
     int has_squares = unit->has_squares[one->buffer] = may_fill_a_window(unit, is_idle);
@@ -306,7 +311,7 @@ tagc_status tagc_unit_put_add(const ticket *one) {
         int code =
             runtime->StreamWaitValue32(queue->add, queue->add_there, (uint32_t)number, TAGC_WAIT_AT_LEAST);
         TAGC_TRY(tagc_device_check(queue->device, code, "waiting for bodies"));
-        const gpu_room room = room_of(one, p);
+        const gpu_room room = tagc_unit_room_of(one, p);
         TAGC_TRY(tagc_ahead_put_add(ahead, one->buffer, &room));
         code = runtime->StreamWriteValue32(queue->add, queue->added_there, (uint32_t)number, 0);
         TAGC_TRY(tagc_device_check(queue->device, code, "handing sums over"));
@@ -318,10 +323,18 @@ tagc_status tagc_unit_put_add(const ticket *one) {
 static tagc_status put_part_back(const ticket *one, uint32_t p, void *output) {
     const tagc_queue *queue = one->queue;
     const unit_part *part = &one->unit->parts[p];
-    const gpu_room room = room_of(one, p);
+    const gpu_room room = tagc_unit_room_of(one, p);
     if (part->ahead) return tagc_ahead_put_back(part->ahead, one->buffer, &room);
-    return tagc_queue_copy(queue, sums_of(part, &room, output), sums_here(part, &room),
+    return tagc_queue_copy(queue, sums_of(part, &room, output), tagc_unit_sums_here(part, &room),
                            (size_t)part->of.n_output * sizeof(float), TAGC_COPY_TO_DEVICE, queue->back);
+}
+
+/* NaN if the exchange failed. A model's pieces get it with their sums; else it takes the whole output. */
+static tagc_status spoil(const ticket *one, void *array, size_t n_bytes) {
+    const tagc_queue *queue = one->queue;
+    const tagc_orders *orders = (const tagc_orders *)(const void *)tagc_unit_own_room(one).there.head;
+    return tagc_kernels_check(
+        queue->kernels, queue->kernels->maker->runs->spoil(&orders->is_void, array, n_bytes, queue->back));
 }
 
 /* The new residuals are those of the next exchange. */
@@ -334,24 +347,25 @@ static void turn(const ticket *one) {
 tagc_status tagc_unit_put_back(const ticket *one, void *output) {
     const tagc_queue *queue = one->queue;
     const tagc_unit_options *of = &one->unit->of;
-    const gpu_room own = own_room(one);
+    const tagc_unit *unit = one->unit;
+    const gpu_room own = tagc_unit_own_room(one);
     size_t n_bytes = (size_t)of->n_output * tagc_element_bytes(of->element);
-    tagc_orders *orders = (tagc_orders *)(void *)own.there.head;
+    TAGC_TRY(tagc_queue_copy(queue, own.there.head, own.here.head, sizeof(tagc_orders), TAGC_COPY_TO_DEVICE,
+                             queue->back));
     for (uint32_t p = 0; p < of->n_parts; p++) TAGC_TRY(put_part_back(one, p, output));
     turn(one);
     if (of->has_gaps)
         TAGC_TRY(clear(one, output, n_bytes, queue->back)); /* the input, which it may be, is packed by now */
     for (uint32_t p = 0; p < of->n_parts; p++) {
-        const unit_part *part = &one->unit->parts[p];
+        const unit_part *part = &unit->parts[p];
+        const gpu_room room = tagc_unit_room_of(one, p);
+        float *sums = sums_of(part, &room, output);
+        if (unit->model) TAGC_TRY(spoil(one, sums, (size_t)part->of.n_output * sizeof *sums));
         if (part->at_output == TAGC_NOWHERE) continue;
-        const gpu_room room = room_of(one, p);
-        TAGC_TRY(copy_runs(one, &part->unpacks, sums_of(part, &room, output), TAGC_ELEMENT_FP32, output,
-                           of->element, of->factor, queue->back));
+        TAGC_TRY(copy_runs(one, &part->unpacks, sums, TAGC_ELEMENT_FP32, output, unit->output_element,
+                           of->factor, queue->back));
     }
-    TAGC_TRY(tagc_queue_copy(queue, own.there.head, own.here.head, sizeof *orders, TAGC_COPY_TO_DEVICE,
-                             queue->back));
-    return tagc_kernels_check(
-        queue->kernels, queue->kernels->maker->runs->spoil(&orders->is_void, output, n_bytes, queue->back));
+    return unit->model ? TAGC_OK : spoil(one, output, n_bytes);
 }
 
 /* If the device is not dead, earlier exchanges end as if nothing had happened. Of this one it must not read bodies that never come, so
@@ -360,14 +374,14 @@ int tagc_unit_withdraw(const ticket *one) {
     const tagc_runtime *runtime = runtime_of(one->queue);
     int code = runtime->StreamSynchronize(one->queue->out);
     pthread_mutex_lock(&one->queue->lock); /* the last exchange in these rooms was finished with it */
-    if (!code && one->is_in_streams) refuse(one);
+    if (!code && one->is_in_streams) tagc_unit_refuse(one);
     pthread_mutex_unlock(&one->queue->lock);
     return !code;
 }
 
 /* ---- the thread that exchanges ---- */
 
-static double sum_of(const double *values) {
+double tagc_squares_sum(const double *values) {
     double sum = 0;
     for (int i = 0; i < TAGC_N_SQUARES; i++) sum += values[i];
     return sum;
@@ -377,9 +391,13 @@ static double sum_of(const double *values) {
 static void read_squares(const tagc_unit *unit, gpu_side side, double *squares) {
     for (uint32_t p = 0; p < unit->of.n_parts; p++) {
         const double *found = squares_in(unit, side, p);
-        squares[2 * p] = sum_of(found);
-        squares[2 * p + 1] = sum_of(found + TAGC_N_SQUARES);
+        squares[2 * p] = tagc_squares_sum(found);
+        squares[2 * p + 1] = tagc_squares_sum(found + TAGC_N_SQUARES);
     }
+}
+
+double tagc_unit_square_here(const ticket *one, uint32_t p) {
+    return tagc_squares_sum(squares_in(one->unit, tagc_unit_own_room(one).here, p) + TAGC_N_SQUARES);
 }
 
 /* A window that is full without squares stays so, and the next exchange is due. */
@@ -387,7 +405,7 @@ static tagc_status look(const ticket *one) {
     const tagc_unit *unit = one->unit;
     const tagc_unit_options *of = &unit->of;
     tagc_unit_step *step = one->step;
-    const gpu_room room = own_room(one);
+    const gpu_room room = tagc_unit_own_room(one);
     const float *samples = (const float *)(const void *)room.here.rest;
     size_t n_full = 0;
     step->n_full = 0;
@@ -403,11 +421,11 @@ static tagc_status look(const ticket *one) {
 
 static tagc_status begin(const ticket *one, uint32_t p) {
     const unit_part *part = &one->unit->parts[p];
-    const gpu_room room = room_of(one, p);
+    const gpu_room room = tagc_unit_room_of(one, p);
     if (part->ahead) return tagc_ahead_begin(part->ahead, one->step->number, &room);
     if (one->step->number) TAGC_TRY(tagc_reducer_set_steps(part->of.reducer, one->step->number - 1));
-    return tagc_reducer_begin(part->of.reducer, gradient_here(&room), part->of.n_gradient,
-                              sums_here(part, &room), part->of.n_output);
+    return tagc_reducer_begin(part->of.reducer, tagc_unit_gradient_here(&room), part->of.n_gradient,
+                              tagc_unit_sums_here(part, &room), part->of.n_output);
 }
 
 static tagc_status end(const ticket *one, uint32_t p) {
@@ -441,10 +459,11 @@ tagc_status tagc_unit_reduce_ahead(const ticket *one, tagc_status failure, const
     char text[TAGC_ERROR_TEXT_BYTES];
     snprintf(text, sizeof text, "%s", why);
     if (one->status == TAGC_OK) /* else the rooms may be those of an exchange whose results are on the way */
-        refuse(one);
+        tagc_unit_refuse(one);
     if (failure == TAGC_OK) {
         failure = reduce(one, text);
-        if (failure == TAGC_OK) tagc_queue_settle(one->queue, (tagc_orders *)(void *)own_room(one).here.head);
+        if (failure == TAGC_OK)
+            tagc_queue_settle(one->queue, (tagc_orders *)(void *)tagc_unit_own_room(one).here.head);
     }
     tagc_queue_add(one->queue, one->first_add + one->unit->n_adds - 1);
     return failure == TAGC_OK ? TAGC_OK : tagc_fail(failure, "%s", text);

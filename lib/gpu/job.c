@@ -3,6 +3,7 @@
 #include "core/status.h"
 #include "gpu/queue_private.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* ---- enqueueing ---- */
@@ -30,6 +31,18 @@ static ticket *issue(tagc_job *job, tagc_unit *unit, tagc_unit_step *step) {
     return one;
 }
 
+static tagc_status copy_in(const tagc_job *job, const ticket *one, const buffer *own, const void *input) {
+    return tagc_unit_is_of_model(one->unit) ? tagc_model_copy_in(one)
+                                            : tagc_queue_copy(job->queue, own->in, input, job->n_bytes_in,
+                                                              TAGC_COPY_TO_HOST, job->queue->out);
+}
+
+static tagc_status copy_out(const tagc_job *job, const ticket *one, const buffer *own, void *output) {
+    return tagc_unit_is_of_model(one->unit) ? tagc_model_copy_out(one)
+                                            : tagc_queue_copy(job->queue, output, own->out, job->n_bytes_out,
+                                                              TAGC_COPY_TO_DEVICE, job->queue->back);
+}
+
 /* When this fails, no stream has any work yet, so the queue stays usable. */
 static tagc_status check_arrays(const tagc_job *job, const void *input, const void *output, void *stream) {
     const tagc_device *device = job->queue->device;
@@ -42,8 +55,8 @@ static tagc_status check_arrays(const tagc_job *job, const void *input, const vo
                          "the stream is being captured into a graph (cudaStreamIsCapturing says so), and a "
                          "graph cannot exchange anything "
                          "when it is replayed: capture without this exchange, or run it as it is");
-    TAGC_TRY(tagc_device_check_place(device, input, "input"));
-    return tagc_device_check_place(device, output, "output");
+    if (input) TAGC_TRY(tagc_device_check_place(device, input, "input"));
+    return output ? tagc_device_check_place(device, output, "output") : TAGC_OK;
 }
 
 tagc_status tagc_queue_copy(const tagc_queue *queue, void *to, const void *from, size_t n_bytes,
@@ -67,9 +80,7 @@ static tagc_status put_into_streams(tagc_job *job, ticket *one, const void *inpu
     TAGC_TRY(tagc_device_check(device, runtime->StreamWaitEvent(queue->out, own->came, 0), out));
     TAGC_TRY(tagc_device_check(device, runtime->StreamWaitEvent(queue->out, own->back, 0), out));
     one->is_in_streams = 1;
-    TAGC_TRY(has_kernels
-                 ? tagc_unit_put_out(one, input, output)
-                 : tagc_queue_copy(queue, own->in, input, job->n_bytes_in, TAGC_COPY_TO_HOST, queue->out));
+    TAGC_TRY(has_kernels ? tagc_unit_put_out(one, input, output) : copy_in(job, one, own, input));
     uint32_t number = (uint32_t)one->number;
     TAGC_TRY(
         tagc_device_check(device, runtime->StreamWriteValue32(queue->out, queue->in_there, number, 0), out));
@@ -85,9 +96,7 @@ static tagc_status put_into_streams(tagc_job *job, ticket *one, const void *inpu
     TAGC_TRY(tagc_device_check(device, runtime->StreamWaitEvent(queue->back, ready, 0), back));
     TAGC_TRY(tagc_device_check(
         device, runtime->StreamWaitValue32(queue->back, queue->out_there, number, TAGC_WAIT_AT_LEAST), back));
-    TAGC_TRY(has_kernels ? tagc_unit_put_back(one, output)
-                         : tagc_queue_copy(queue, output, own->out, job->n_bytes_out, TAGC_COPY_TO_DEVICE,
-                                           queue->back));
+    TAGC_TRY(has_kernels ? tagc_unit_put_back(one, output) : copy_out(job, one, own, output));
     TAGC_TRY(tagc_device_check(device, runtime->EventRecord(own->back, queue->back), back));
     if (waits == TAGC_WAITS_FOR_NOTHING) return TAGC_OK;
     void *event = waits == TAGC_WAITS_FOR_INPUT ? own->copied_out : own->back;
@@ -115,10 +124,10 @@ static tagc_status put_in_steps(const tagc_job *job, ticket *one, const void *in
     buffer *own = &queue->buffers[one->buffer];
     TAGC_TRY(tagc_device_check(device, runtime->StreamSynchronize(stream), "waiting for the input"));
     one->is_in_streams = 1;
-    TAGC_TRY(tagc_queue_copy(queue, own->in, input, job->n_bytes_in, TAGC_COPY_TO_HOST, queue->out));
+    TAGC_TRY(copy_in(job, one, own, input));
     TAGC_TRY(tagc_device_check(device, runtime->StreamSynchronize(queue->out), "copying to the host"));
     TAGC_TRY(wait_for_exchange(one));
-    TAGC_TRY(tagc_queue_copy(queue, output, own->out, job->n_bytes_out, TAGC_COPY_TO_DEVICE, queue->back));
+    TAGC_TRY(copy_out(job, one, own, output));
     return tagc_device_check(device, runtime->StreamSynchronize(queue->back), "copying back");
 }
 
@@ -135,9 +144,20 @@ static void settle(ticket *one, tagc_status status, int is_the_device, int is_de
     pthread_mutex_unlock(&queue->lock);
 }
 
+void tagc_job_put_failed(tagc_job *job, tagc_unit *unit, tagc_unit_step *step, tagc_status status,
+                         uint64_t *number) {
+    char text[TEXT_BYTES];
+    snprintf(text, sizeof text, "%s", tagc_last_error());
+    pthread_mutex_lock(&job->queue->launch);
+    ticket *one = issue(job, unit, step);
+    *number = one->number;
+    settle(one, tagc_fail(status, "%s", text), 0, 0);
+    pthread_mutex_unlock(&job->queue->launch);
+}
+
 tagc_status tagc_job_put(tagc_job *job, tagc_unit *unit, tagc_unit_step *step, const void *input,
                          void *output, void *stream, int waits, uint64_t *number) {
-    if (!job || !input || !output || !number)
+    if (!job || !number || ((!input || !output) && !tagc_unit_is_of_model(unit)))
         return tagc_fail(TAGC_ERR_ARGUMENT, "job, input, output or ticket is NULL");
     tagc_queue *queue = job->queue;
     pthread_mutex_lock(&queue->launch);

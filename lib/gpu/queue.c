@@ -25,7 +25,7 @@
  *     the runtime. So every rank exchanges k: a contradiction.
  * The last point needs that what exchanges takes no lock that the enqueuing thread may hold while it waits for the device.
  * The interpreter's lock is such a lock: torch may allocate, and so free, while it holds it. tagc_queue_next therefore runs
- * the exchanges of *units* itself (unit.c), in C. For what a caller exchanges in Python, and for messages that Python sends,
+ * the exchanges of *units* itself (unit.c, and of a tagc_model lib/unit), in C. For what a caller exchanges in Python, and for messages that Python sends,
  * the proof does not hold; lib/gpu/README.md lists these.
  *
  * Both orders are needed. Without the wait for out[buffer], stream `back` could wait in a hardware queue in front of the copy
@@ -55,6 +55,9 @@
  *
  * Where a call may wait until its work has run (probe.c), no call is made behind a flag: tagc_job_put goes step by step, and the caller waits
  * for the exchange between the two copies. Kernels are refused there.
+ *
+ * An exchange that could not be put into streams (tagc_job_put_failed) has a ticket without a flag. The thread waits for nothing of the device then: its
+ * reducers take part without arrays (tagc_ahead_refuse), and those of other ranks, whose streams have the exchange, end with a failure.
  *
  * Failures. A failed exchange fills buffer.out with NaN before it writes flag `out`, so the copy back brings NaN. The first failure of
  * the runtime breaks the queue. tagc_job_enqueue sees it, or a wait for exchanges, which asks the device now and then, because a
@@ -288,6 +291,21 @@ tagc_status tagc_queue_wait(tagc_queue *queue, uint64_t number, uint32_t timeout
     }
     pthread_mutex_unlock(&queue->lock);
     return status;
+}
+
+int tagc_queue_has_finished(tagc_queue *queue, uint64_t number) {
+    pthread_mutex_lock(&queue->lock);
+    int has_finished = queue->n_finished >= number || (queue->is_closed && queue->n_taken < number);
+    pthread_mutex_unlock(&queue->lock);
+    return has_finished;
+}
+
+/* What a closed queue has handed out already goes on. */
+void tagc_queue_wait_for_ticket(tagc_queue *queue, uint64_t number) {
+    pthread_mutex_lock(&queue->lock);
+    while (queue->n_finished < number && !(queue->is_closed && queue->n_taken < number))
+        tagc_queue_sleep(queue, NULL);
+    pthread_mutex_unlock(&queue->lock);
 }
 
 void tagc_queue_forgive(tagc_queue *queue) {

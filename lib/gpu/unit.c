@@ -68,7 +68,7 @@ static tagc_status agree_over(const tagc_unit *unit, int c, const tagc_unit_step
     int64_t mine[TAGC_UNIT_WORDS];
     memcpy(mine, step->words, sizeof mine);
     mine[0] = (mine[0] & ~(int64_t)STATUS_MASK) | (int64_t)failure;
-    TAGC_TRY(tagc_comm_all_gather(comm, mine, sizeof mine, unit->everyone));
+    TAGC_TRY(tagc_comm_all_gather(comm, mine, sizeof mine, unit->everyone, (size_t)n_ranks * sizeof mine));
     for (int r = 0; r < n_ranks; r++) /* all but the vote */
         is_agreed &= !memcmp(unit->everyone[r], mine, sizeof mine - sizeof mine[0]);
     if (is_agreed) return TAGC_OK;
@@ -76,7 +76,7 @@ static tagc_status agree_over(const tagc_unit *unit, int c, const tagc_unit_step
     snprintf(own.what, sizeof own.what, "%s", unit->what);
     snprintf(own.text, sizeof own.text, "%s", failure == TAGC_OK ? step->text : text);
     TAGC_TRY(tagc_memory_create((size_t)n_ranks * sizeof *all, "what ranks say", (void **)&all));
-    tagc_status status = tagc_comm_all_gather(comm, &own, sizeof own, all);
+    tagc_status status = tagc_comm_all_gather(comm, &own, sizeof own, all, (size_t)n_ranks * sizeof *all);
     for (int r = 0; r < n_ranks; r++) all[r].what[TAGC_WHAT_BYTES - 1] = all[r].text[SAID_BYTES - 1] = 0;
     if (status == TAGC_OK) status = explain(unit, comm, all);
     tagc_memory_destroy(all);
@@ -190,6 +190,7 @@ static tagc_status reduce(tagc_unit *unit, tagc_unit_step *step, const void *inp
 }
 
 tagc_status tagc_unit_run(const ticket *one, tagc_status failure, const char *text) {
+    if (one->unit->model) return tagc_model_run(one);
     tagc_unit *unit = one->unit;
     tagc_unit_step *step = one->step;
     const buffer *at = &unit->queue->buffers[one->buffer];
@@ -257,7 +258,7 @@ static tagc_status check(const tagc_queue *queue, const tagc_unit_options *of) {
     const uint64_t *place = of->places;
     for (uint32_t s = 0; s < of->n_sampled; s++)
         for (uint32_t i = 0; i < of->counts[s]; i++, place++)
-            if (*place >= of->n_input)
+            if (*place >= of->n_input && *place != TAGC_UNCOVERED)
                 return tagc_fail(TAGC_ERR_ARGUMENT, "sample %u of parameter %u is out of the input", i, s);
     return TAGC_OK;
 }
@@ -307,7 +308,7 @@ static void lay_out(tagc_unit *unit, const tagc_unit_options *of, tagc_arena *ar
             one->at_gradient = unit->n_gradients;
             unit->n_gradients += tagc_aligned(n_bytes) / sizeof(float);
         }
-        if (of->element != TAGC_ELEMENT_FP32 ||
+        if (unit->output_element != TAGC_ELEMENT_FP32 ||
             !is_whole(one->of.unpacks, one->of.n_unpacks, one->of.n_output, of->n_output)) {
             one->at_output = unit->n_outputs;
             unit->n_outputs += tagc_aligned(one->of.n_output * sizeof(float)) / sizeof(float);
@@ -319,12 +320,41 @@ tagc_status tagc_unit_create(tagc_queue *queue, const tagc_unit_options *options
     if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
     *out = NULL;
     TAGC_TRY(check(queue, options));
+    return tagc_unit_make(queue, NULL, options, options->element, options->n_input == options->n_output, out);
+}
+
+int tagc_unit_is_of_model(const tagc_unit *unit) {
+    return unit && unit->model;
+}
+
+tagc_status tagc_unit_make_bare(tagc_queue *queue, tagc_model_place *model, size_t n_bytes_in,
+                                size_t n_bytes_out, tagc_unit **out) {
+    tagc_unit *unit;
+    *out = NULL;
+    TAGC_TRY(tagc_memory_create(sizeof *unit, "a unit", (void **)&unit));
+    unit->queue = queue;
+    unit->model = model;
+    tagc_status status =
+        tagc_job_create(queue, 0, larger_of(n_bytes_in, 1), larger_of(n_bytes_out, 1), &unit->job);
+    if (status == TAGC_OK)
+        *out = unit;
+    else
+        tagc_memory_destroy(unit);
+    return status;
+}
+
+tagc_status tagc_unit_make(tagc_queue *queue, tagc_model_place *model, const tagc_unit_options *options,
+                           int output_element, int may_overlap, tagc_unit **out) {
     tagc_unit probe = {0}, *unit;
     tagc_arena arena = {0};
+    *out = NULL;
     lay_out(&probe, options, &arena);
     TAGC_TRY(tagc_memory_create(tagc_aligned(sizeof *unit) + arena.n_bytes, "a unit", (void **)&unit));
     unit->queue = queue;
     unit->of = *options;
+    unit->model = model;
+    unit->output_element = output_element;
+    unit->may_overlap = may_overlap;
     arena = (tagc_arena){.base = (char *)unit + tagc_aligned(sizeof *unit)};
     lay_out(unit, options, &arena);
     size_t n_bytes = tagc_element_bytes(options->element);

@@ -6,6 +6,10 @@
 #define TAGC_WINDOW 20  /* exchanges */
 #define TAGC_FAINT 0.03 /* times the root mean square of the samples: smaller elements do not count */
 
+#define TAGC_LARGEST_SHARE 0.08 /* of values, sent at LARGEST */
+#define TAGC_BLOCK_OF_EVERY                                                                                  \
+    32 /* values to a scale where all are sent in INT4; among more, small ones arrive late and in bursts */
+
 #ifndef TAGC_FRESH_WINDOWS
 #define TAGC_FRESH_WINDOWS 3 /* at FRESH */
 #endif

@@ -180,7 +180,7 @@ tagc_status tagc_schedule_see_losses(tagc_schedule *s, const tagc_schedule_losse
 
 double tagc_level_share(const tagc_schedule_options *options, tagc_class kind, int level) {
     if (level <= TAGC_LEVEL_EVERY) return 1;
-    if (level == TAGC_LEVEL_LARGEST) return 0.08;
+    if (level == TAGC_LEVEL_LARGEST) return TAGC_LARGEST_SHARE;
     return 1 - (kind == TAGC_CLASS_MILD ? options->mild_sparsity : options->sparsity);
 }
 

@@ -7,11 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    MOST_NAME = 1023,
-    BLOCK_OF_EVERY = 32 /* values to a scale; among more, small ones arrive late and in bursts */
-};
-#define LARGEST_SPARSITY 0.92
+enum { MOST_NAME = 1023 };
 
 static const tagc_schedule_options defaults = {.gentle = 1,
                                                .sparsity = 0.95,
@@ -24,6 +20,18 @@ static const tagc_sized options_type = {"tagc_schedule_options", sizeof(tagc_sch
 
 void tagc_schedule_options_init_sized(tagc_schedule_options *options, size_t struct_bytes) {
     tagc_sized_init(&options_type, options, struct_bytes);
+}
+
+static const tagc_schedule_constants constants = {.window = TAGC_WINDOW,
+                                                  .fresh_windows = TAGC_FRESH_WINDOWS,
+                                                  .largest_share = TAGC_LARGEST_SHARE,
+                                                  .most_share = TAGC_MOST_SHARE,
+                                                  .block_of_every = TAGC_BLOCK_OF_EVERY};
+static const tagc_sized constants_type = {"tagc_schedule_constants", sizeof(tagc_schedule_constants),
+                                          sizeof(tagc_schedule_constants), &constants};
+
+void tagc_schedule_constants_init_sized(tagc_schedule_constants *to, size_t struct_bytes) {
+    tagc_sized_init(&constants_type, to, struct_bytes);
 }
 
 const char *tagc_level_name(int level) {
@@ -196,7 +204,7 @@ static void write_sending(const tagc_schedule_options *options, tagc_class kind,
         break;
     case TAGC_LEVEL_EVERY:
         plan->format = TAGC_FORMAT_INT4;
-        plan->block = BLOCK_OF_EVERY;
+        plan->block = TAGC_BLOCK_OF_EVERY;
         break;
     case TAGC_LEVEL_LARGEST:
         plan->format = TAGC_FORMAT_INT4;

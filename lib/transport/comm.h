@@ -62,7 +62,7 @@ void tagc_comm_sent_to(const tagc_comm *comm, uint64_t *sent);
 void tagc_comm_recount(tagc_comm *comm, tagc_leg from, tagc_leg to, uint64_t sent, uint64_t received);
 /* Like tagc_comm_all_gather, but its bytes count as `leg`, not as control. */
 tagc_status tagc_comm_all_gather_as(tagc_comm *comm, tagc_leg leg, const void *send, size_t n_bytes,
-                                    void *recv);
+                                    void *recv, size_t n_recv_bytes);
 
 /* Work for the worker thread. The submitter keeps the memory until the task was waited for.
  *

@@ -119,7 +119,7 @@ static tagc_status gather(void *arg) {
 
 /* Without lanes only the worker may post, so the gather becomes a task in the caller's order. */
 tagc_status tagc_comm_all_gather_as(tagc_comm *comm, tagc_leg leg, const void *send, size_t n_bytes,
-                                    void *recv) {
+                                    void *recv, size_t n_recv_bytes) {
     if (!comm) return tagc_fail(TAGC_ERR_ARGUMENT, "comm is NULL");
     if (n_bytes == 0) return TAGC_OK;
     if (!send) return tagc_fail(TAGC_ERR_ARGUMENT, "send is NULL and n_bytes is %zu", n_bytes);
@@ -127,6 +127,9 @@ tagc_status tagc_comm_all_gather_as(tagc_comm *comm, tagc_leg leg, const void *s
     if (n_bytes > SIZE_MAX / 2 / (size_t)comm->world_size)
         return tagc_fail(TAGC_ERR_ARGUMENT, "n_bytes is %zu, must be at most %zu", n_bytes,
                          SIZE_MAX / 2 / (size_t)comm->world_size);
+    if (n_recv_bytes != n_bytes * (size_t)comm->world_size)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "n_recv_bytes is %zu, must be %zu: n_bytes of each of %d ranks",
+                         n_recv_bytes, n_bytes * (size_t)comm->world_size, comm->world_size);
     TAGC_TRY(tagc_comm_check_open(comm));
     memmove((char *)recv + (size_t)comm->rank * n_bytes, send, n_bytes);
     gather_call call = {comm, send, n_bytes, recv, leg};
@@ -137,12 +140,13 @@ tagc_status tagc_comm_all_gather_as(tagc_comm *comm, tagc_leg leg, const void *s
     return tagc_comm_join(comm, &task);
 }
 
-tagc_status tagc_comm_all_gather(tagc_comm *comm, const void *send, size_t n_bytes, void *recv) {
-    return tagc_comm_all_gather_as(comm, TAGC_LEG_CONTROL, send, n_bytes, recv);
+tagc_status tagc_comm_all_gather(tagc_comm *comm, const void *send, size_t n_bytes, void *recv,
+                                 size_t n_recv_bytes) {
+    return tagc_comm_all_gather_as(comm, TAGC_LEG_CONTROL, send, n_bytes, recv, n_recv_bytes);
 }
 
 tagc_status tagc_comm_barrier(tagc_comm *comm) {
     if (!comm) return tagc_fail(TAGC_ERR_ARGUMENT, "comm is NULL");
     unsigned char here = 0;
-    return tagc_comm_all_gather(comm, &here, 1, comm->control_scratch);
+    return tagc_comm_all_gather(comm, &here, 1, comm->control_scratch, (size_t)comm->world_size);
 }

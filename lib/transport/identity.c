@@ -3,6 +3,7 @@
 #include "transport/comm_private.h"
 
 #include <stdio.h>
+#include <string.h>
 
 tagc_identity_claim tagc_identity_next(tagc_comm *comm) {
     pthread_mutex_lock(&comm->lock);
@@ -11,10 +12,23 @@ tagc_identity_claim tagc_identity_next(tagc_comm *comm) {
     return claim;
 }
 
+/* With the lock: the least number that no other has, so that objects may come and go. */
+static uint32_t count_alike(const tagc_comm *comm, const tagc_identity *own) {
+    uint32_t number = 0;
+    for (const tagc_identity *other = comm->identities; other && own->tag == UINT64_MAX;) {
+        int is_taken = other->tag == own->tag && other->n_elems == own->n_elems && other->alike == number &&
+                       strcmp(other->noun, own->noun) == 0;
+        number += (uint32_t)is_taken;
+        other = is_taken ? comm->identities : other->next;
+    }
+    return number;
+}
+
 void tagc_identity_open(tagc_comm *comm, tagc_identity *identity, tagc_identity_claim first) {
     identity->serial = first.serial;
     identity->unit = first.world + first.serial;
     pthread_mutex_lock(&comm->lock);
+    identity->alike = count_alike(comm, identity);
     identity->next = comm->identities;
     comm->identities = identity;
     pthread_mutex_unlock(&comm->lock);

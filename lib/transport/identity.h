@@ -20,6 +20,8 @@ typedef struct tagc_identity {
     uint64_t tag, n_elems; /* of its options */
     uint64_t
         shape; /* checksum of what decides which messages its steps have; two that are alike have the same */
+    uint32_t
+        alike; /* without a tag: number, from 0, among those of the comm that have as many elements and no tag either */
     char name[TAGC_UNIT_NAME_BYTES]; /* empty: noun, serial and tag are its name */
     struct tagc_identity *next;
 } tagc_identity;

@@ -332,12 +332,12 @@ static tagc_status share_group(tagc_comm *comm, const tagc_split_group *about,
     int is_leader = tagc_comm_rank(comm) == about->leader, n_ranks = tagc_comm_world_size(comm);
     split_word own = {0};
     if (is_leader) own.status = (int32_t)tagc_local_group_create(about->n, &own.group);
-    tagc_status status = tagc_comm_all_gather(comm, &own, sizeof own, words);
+    tagc_status status = tagc_comm_all_gather(comm, &own, sizeof own, words, (size_t)n_ranks * sizeof own);
     for (int rank = 0; status == TAGC_OK && rank < n_ranks; rank++) status = (tagc_status)words[rank].status;
     tagc_local_group *group = status == TAGC_OK ? words[about->leader].group : NULL;
     if (status == TAGC_OK) {
         own.status = (int32_t)tagc_comm_create_local(group, about->index, options, out);
-        status = tagc_comm_all_gather(comm, &own, sizeof own, words);
+        status = tagc_comm_all_gather(comm, &own, sizeof own, words, (size_t)n_ranks * sizeof own);
         for (int rank = 0; status == TAGC_OK && rank < n_ranks; rank++)
             status = (tagc_status)words[rank].status;
     }

@@ -50,7 +50,7 @@ tagc_status tagc_comm_split(tagc_comm *comm, int color, tagc_comm **out) {
         return status;
     }
     int32_t *colors = memory, *members = colors + n;
-    status = tagc_comm_all_gather(comm, &own, sizeof own, colors);
+    status = tagc_comm_all_gather(comm, &own, sizeof own, colors, n * sizeof *colors);
     if (status == TAGC_OK) {
         tagc_split_group group;
         tagc_comm_options options = comm->options;

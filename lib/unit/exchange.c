@@ -35,24 +35,23 @@ static int is_compressed(const tagc_model_part *part) {
 
 static int is_paper(const tagc_model_part *part) {
     int exchange = part->model->options.exchange;
-    if (part->model->within && part->model->n_hosts == 1) return 0; /* nothing leaves the host */
     return is_compressed(part) && (exchange == TAGC_EXCHANGE_SKETCH || exchange == TAGC_EXCHANGE_PACKED);
 }
 
 static int is_dense(const tagc_model_part *part) {
-    return kind_of(part) == TAGC_CLASS_DENSE ||
-           (is_compressed(part) && part->model->options.exchange == TAGC_EXCHANGE_DENSE);
+    return kind_of(part) == TAGC_CLASS_DENSE;
 }
 
 /* Of a dense part: that of its class. */
 static int format_of(const tagc_model_part *part) {
-    return kind_of(part) == TAGC_CLASS_DENSE ? part->model->options.dense_format : (int)part->plan.format;
+    return is_dense(part) ? part->model->options.dense_format : (int)part->plan.format;
 }
 
 /* direct can, the other exchanges read fp32. */
 static int reads_bf16(const tagc_model_part *part) {
     const tagc_model_options *o = &part->model->options;
-    return o->gradient == TAGC_ELEMENT_BF16 && !is_paper(part) && (!is_dense(part) || part->model->within);
+    return o->gradient == TAGC_ELEMENT_BF16 && !is_paper(part) &&
+           (!is_dense(part) || tagc_model_adds_up(part->model));
 }
 
 /* Of the reducer over hosts. */
@@ -125,7 +124,8 @@ static tagc_status settle_rest(tagc_model_part *part, int is_taken) {
 /* Rows of the reducer that reads the caller's gradients. */
 static void fill_row(tagc_model_part *part, uint64_t n, size_t row, void *values) {
     int element = reads_bf16(part) ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32;
-    tagc_part_read(part, row * n, n, element, values);
+    uint64_t begin = tagc_part_place_elems(part) * (uint64_t)part->model->place;
+    tagc_part_read(part, begin + row * n, n, element, values);
     if (part->n_full > 0) part->square += tagc_elements_square(values, element, 0, n);
 }
 
@@ -216,6 +216,22 @@ static void fill_nothing(void *context, size_t row, void *values) {
     memset(values, 0, row_elems(part) * sizeof(float));
 }
 
+/* A part without kernels, of a unit that stays on a device: what it reads was packed there, and what it writes is unpacked there. */
+static tagc_status lend_pinned(void *context, const void **lent) {
+    const tagc_model_part *part = context;
+    if (part->unit->status != TAGC_OK) return tagc_fail(part->unit->status, "%s", part->unit->text);
+    *lent = part->gradient;
+    return TAGC_OK;
+}
+
+static void take_pinned(void *context, size_t row, const float *sums) {
+    const tagc_model_part *part = context;
+    size_t n = (size_t)row_elems(part);
+    float *to = part->sums + row * n;
+    if (sums) memcpy(to, sums, n * sizeof *to);
+    for (size_t i = 0; !sums && i < n; i++) to[i] = NAN;
+}
+
 /* ---- parts ---- */
 
 /* CRC-32 as in zlib. */
@@ -264,14 +280,11 @@ void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *o) {
     }
     o->format = format_of(part);
     if (model->within && model->n_hosts == 1) o->format = TAGC_FORMAT_FP32; /* nothing leaves the host */
-    if (is_dense(part)) { /* direct at sparsity 0 takes two to five times as long */
-        o->exchange = TAGC_EXCHANGE_DENSE;
-        return;
-    }
     o->exchange = TAGC_EXCHANGE_DIRECT;
-    o->residual = asked->residual;
-    o->gradient = reads_bf16(part) && !model->within ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
     o->sparsity = 0;
+    if (is_dense(part)) return;
+    o->residual = asked->residual;
+    o->gradient = reads_bf16(part) && !tagc_model_adds_up(model) ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
     if (model->within && model->n_hosts == 1) return;
     o->sparsity = part->plan.sparsity;
     if (o->format >= TAGC_FORMAT_INT8) o->block = asked->block;
@@ -282,6 +295,7 @@ void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *o) {
     o->result_sparsity = asked->result_sparsity;
 }
 
+/* Ranks of a host add up in fp32, and send each other fp32 if that is what hosts send, else bf16. */
 void tagc_part_host_options(const tagc_model_part *part, tagc_reducer_options *o) {
     const tagc_model *model = part->model;
     tagc_reducer_options_init(o);
@@ -289,9 +303,7 @@ void tagc_part_host_options(const tagc_model_part *part, tagc_reducer_options *o
     o->tag = tag_of(part);
     o->op = model->options.op;
     o->sparsity = 0;
-    o->format = model->options.within_format;
-    if (model->options.within_format < 0)
-        o->format = format_of(part) == TAGC_FORMAT_FP32 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
+    o->format = format_of(part) == TAGC_FORMAT_FP32 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
     o->gradient = reads_bf16(part) ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
     o->n_threads = model->options.n_threads;
 }
@@ -312,7 +324,7 @@ static void name_reducers(const tagc_model_part *part) {
 }
 
 static void set_feeds(tagc_model_part *part) {
-    int is_alone = part->model->within == NULL;
+    int is_alone = !tagc_model_adds_up(part->model);
     part->feed = (tagc_feed){.context = part,
                              .is_ready = is_alone ? NULL : has_host_sum,
                              .start = is_alone ? start_alone : lend_host_sum,
@@ -325,6 +337,21 @@ static void set_feeds(tagc_model_part *part) {
                                   .take = take_host_sum,
                                   .end = end_host_sum,
                                   .keeps = 1};
+    if (!part->unit->is_there) return;
+    part->feed.start = lend_pinned;
+    part->feed.fill = fill_nothing;
+    part->feed.take = take_pinned;
+}
+
+/* A unit of the class DENSE alone has no kernels, as it has none for what is not direct. */
+static int wants_kernels(const tagc_model_unit *unit) {
+    const tagc_model *model = unit->model;
+    if (!model->device || !model->device->has_kernels(model->queue) ||
+        model->options.exchange != TAGC_EXCHANGE_DIRECT)
+        return 0;
+    for (uint32_t i = 0; i < unit->n_members; i++)
+        if (model->tensors[unit->members[i]].kind != TAGC_CLASS_DENSE) return 1;
+    return 0;
 }
 
 static tagc_status make_part(tagc_model_part *part) {
@@ -336,8 +363,13 @@ static tagc_status make_part(tagc_model_part *part) {
         name_reducers(part);
         return TAGC_OK;
     }
+    if (part->is_there) {
+        TAGC_TRY(model->device->make_reducer(part, &options));
+        name_reducers(part);
+        return TAGC_OK;
+    }
     set_feeds(part);
-    if (model->within) {
+    if (tagc_model_adds_up(model)) {
         tagc_part_host_options(part, &host);
         TAGC_TRY(tagc_reducer_create_fed(model->within, &host, &part->host_feed, &part->host_sum));
     }
@@ -358,7 +390,7 @@ void tagc_part_inherit(tagc_model_part *part) {
     part->reducer = former->reducer;
     part->host_sum = former->host_sum;
     part->resting = former->resting;
-    part->reducer->feed = &part->feed;
+    if (!part->is_there) part->reducer->feed = &part->feed;
     if (part->host_sum) part->host_sum->feed = &part->host_feed;
     former->reducer = former->host_sum = NULL;
     former->resting = NULL;
@@ -374,6 +406,40 @@ static tagc_model_part *find_same(tagc_model_part *parts, uint32_t n_parts, cons
     return NULL;
 }
 
+/* So that a device need not hold residuals of former and of new parts at the same time. A part that cannot do this keeps its own there. */
+static void set_aside(tagc_model_part *part) {
+    uint64_t n = tagc_reducer_residual_elems(part->reducer);
+    void *memory;
+    if (n == 0 || tagc_memory_create((size_t)n * sizeof(float), "a residual", &memory) != TAGC_OK) return;
+    if (tagc_reducer_get_residual(part->reducer, memory, n) != TAGC_OK) {
+        tagc_memory_destroy(memory);
+        return;
+    }
+    part->set_aside = memory;
+    part->n_set_aside = n;
+    tagc_reducer_destroy_residual(part->reducer);
+}
+
+static void set_aside_all(tagc_model_part *former, uint32_t n_former, const tagc_model_part *parts,
+                          uint32_t n_parts) {
+    for (uint32_t f = 0; f < n_former; f++) {
+        int has_heir = 0;
+        for (uint32_t p = 0; p < n_parts; p++) has_heir |= parts[p].heir_of == &former[f];
+        if (!has_heir && former[f].is_there) set_aside(&former[f]);
+    }
+}
+
+/* It was there before, and fits again. */
+void tagc_part_take_back(tagc_model_part *part) {
+    if (!part->set_aside) return;
+    if (tagc_reducer_make_residual(part->reducer) == TAGC_OK) {
+        tagc_reducer_note_residual(part->reducer);
+        (void)tagc_reducer_set_residual(part->reducer, part->set_aside, part->n_set_aside);
+    }
+    tagc_memory_destroy(part->set_aside);
+    part->set_aside = NULL;
+}
+
 void tagc_unit_destroy_parts(tagc_model_part *parts, uint32_t n_parts) {
     for (uint32_t p = 0; parts && p < n_parts; p++) {
         tagc_reducer_destroy(parts[p].reducer); /* it may read what the host's sum keeps */
@@ -381,6 +447,7 @@ void tagc_unit_destroy_parts(tagc_model_part *parts, uint32_t n_parts) {
         tagc_reducer_destroy(parts[p].host_sum);
         tagc_memory_destroy(parts[p].resting);
         tagc_memory_destroy(parts[p].beyond);
+        tagc_memory_destroy(parts[p].set_aside);
     }
     tagc_memory_destroy(parts);
 }
@@ -428,21 +495,81 @@ tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_
     size_t parts_bytes = tagc_aligned(unit->n_members * sizeof **parts);
     tagc_status status =
         tagc_memory_create(parts_bytes + 2 * unit->n_members * sizeof(uint32_t), "parts of a unit", &memory);
-    TAGC_TRY(tagc_model_agree(model, status));
+    status = tagc_model_agree(model, status);
+    if (status != TAGC_OK) { /* perhaps another rank's */
+        tagc_memory_destroy(memory);
+        return status;
+    }
     group(model, unit, memory, (uint32_t *)(void *)((char *)memory + parts_bytes), n_parts);
     *parts = memory;
+    unit->is_there = wants_kernels(unit);
     for (uint32_t p = 0; status == TAGC_OK && p < *n_parts; p++) {
-        tagc_part_lay_out(&(*parts)[p]);
-        status = plan_part(&(*parts)[p]);
-        (*parts)[p].heir_of = find_same(former, n_former, &(*parts)[p]);
+        tagc_model_part *part = &(*parts)[p];
+        tagc_part_lay_out(part);
+        status = plan_part(part);
+        part->heir_of = find_same(former, n_former, part);
+        part->is_there = unit->is_there && !is_dense(part);
+    }
+    if (status == TAGC_OK && unit->is_there) {
+        set_aside_all(former, n_former, *parts, *n_parts);
+        model->device->expect(unit, *parts, *n_parts);
+    }
+    for (uint32_t p = 0; status == TAGC_OK && p < *n_parts; p++) {
         if ((*parts)[p].heir_of) continue;
-        if (status == TAGC_OK) status = make_part(&(*parts)[p]);
+        status = make_part(&(*parts)[p]);
         if (status == TAGC_OK) status = tagc_reducer_set_steps((*parts)[p].reducer, unit->n_exchanges);
     }
     if (status == TAGC_OK) return TAGC_OK;
     tagc_unit_destroy_parts(*parts, *n_parts);
     *parts = NULL; /* a failure of making a reducer is the same on all ranks */
     *n_parts = 0;
+    return status;
+}
+
+/* ---- parts that it can come to have ---- */
+
+static tagc_status take_level(tagc_model_part *part, int level, double share) {
+    const tagc_model *model = part->model;
+    TAGC_TRY(tagc_schedule_plan_of_level(&model->schedule_options, kind_of(part), level, &part->plan));
+    part->plan.sparsity = fmax(0, 1 - share * (1 - part->plan.sparsity));
+    return TAGC_OK;
+}
+
+tagc_status tagc_unit_try_parts(tagc_model_unit *unit, int level, double share, int is_apart,
+                                tagc_parts_fn visit, void *context) {
+    tagc_model *model = unit->model;
+    tagc_model_part *parts, *own = unit->parts;
+    uint32_t n_parts, n_own = unit->n_parts;
+    size_t parts_bytes = tagc_aligned(unit->n_members * sizeof *parts);
+    size_t members_bytes = tagc_aligned(2 * unit->n_members * sizeof(uint32_t));
+    void *memory;
+    TAGC_TRY(tagc_memory_create(parts_bytes + members_bytes + unit->n_members * sizeof(int),
+                                "parts of a unit", &memory));
+    parts = memory;
+    int *levels = (int *)(void *)((char *)memory + parts_bytes + members_bytes);
+    for (uint32_t i = 0; i < unit->n_members; i++) {
+        tagc_member *t = &model->tensors[unit->members[i]];
+        levels[i] = t->plan.level;
+        if (t->is_followed) t->plan.level = is_apart ? (int)i : level;
+    }
+    group(model, unit, parts, (uint32_t *)(void *)((char *)memory + parts_bytes), &n_parts);
+    tagc_status status = TAGC_OK;
+    for (uint32_t p = 0; p < n_parts && status == TAGC_OK; p++) {
+        const tagc_member *first = &model->tensors[parts[p].members[0]];
+        tagc_part_lay_out(&parts[p]);
+        parts[p].is_there = unit->is_there && !is_dense(&parts[p]);
+        parts[p].is_followed = first->is_followed;
+        parts[p].plan = first->plan;
+        if (first->is_followed) status = take_level(&parts[p], level, share);
+    }
+    unit->parts = parts;
+    unit->n_parts = n_parts;
+    if (status == TAGC_OK) status = visit(context, unit);
+    unit->parts = own;
+    unit->n_parts = n_own;
+    for (uint32_t i = 0; i < unit->n_members; i++) model->tensors[unit->members[i]].plan.level = levels[i];
+    for (uint32_t p = 0; p < n_own; p++) tagc_part_lay_out(&own[p]);
+    tagc_memory_destroy(memory);
     return status;
 }
 
@@ -453,6 +580,7 @@ tagc_status tagc_unit_check_pieces(tagc_model *model, uint32_t unit, const tagc_
     for (uint32_t i = 0; i < model->units[unit].n_members; i++) {
         tagc_member *t = &model->tensors[model->units[unit].members[i]];
         *(is_sum ? &t->n_sums : &t->n_gradients) = 0;
+        *(is_sum ? &t->first_sum : &t->first_gradient) = 0;
     }
     if (n > 0 && !pieces) return tagc_fail(TAGC_ERR_ARGUMENT, "%s is NULL, and has %zu pieces", what, n);
     for (size_t i = 0; i < n; i++) {
@@ -479,6 +607,19 @@ tagc_status tagc_unit_check_pieces(tagc_model *model, uint32_t unit, const tagc_
                 "%s[%zu], %s: pieces of a tensor must come one after the other, in ascending order", what, i,
                 t->name);
         ++*n_before;
+    }
+    return TAGC_OK;
+}
+
+/* Where the caller has added up within a host, others of it have the rest. */
+static tagc_status check_places(const tagc_model *model, const tagc_piece *pieces, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        const tagc_member *t = &model->tensors[pieces[i].tensor];
+        if (!tagc_part_has(t->part, t, pieces[i].first, pieces[i].n_elems))
+            return tagc_fail(TAGC_ERR_ARGUMENT,
+                             "gradients[%zu], %s: elements [%llu, %llu) are not all of place %d (summed)", i,
+                             t->name, (unsigned long long)pieces[i].first,
+                             (unsigned long long)(pieces[i].first + pieces[i].n_elems), model->place);
     }
     return TAGC_OK;
 }
@@ -535,6 +676,12 @@ static tagc_status begin_plain(tagc_model_part *part) {
                               model->options.output == TAGC_OUTPUT_UNIT ? n_elems : part->width);
 }
 
+static tagc_status begin_there(tagc_model_part *part) {
+    tagc_model_unit *unit = part->unit;
+    if (unit->status == TAGC_OK) note(unit, tagc_part_sample(part, NULL));
+    return part->model->device->begin_part(part, unit->status);
+}
+
 static tagc_status begin_parts(tagc_model_unit *unit) {
     for (uint32_t p = 0; p < unit->n_parts; p++) {
         tagc_model_part *part = &unit->parts[p];
@@ -546,6 +693,10 @@ static tagc_status begin_parts(tagc_model_unit *unit) {
         if (part->host_sum) part->host_sum->now.word = unit->word;
         if (tagc_model_is_plain(part->model)) {
             note(unit, begin_plain(part)); /* and the other parts, since peers begin them */
+            continue;
+        }
+        if (part->is_there) {
+            TAGC_TRY(begin_there(part));
             continue;
         }
         if (part->host_sum) TAGC_TRY(tagc_reducer_begin_fed(part->host_sum));
@@ -565,7 +716,8 @@ static tagc_status end_parts(tagc_model_unit *unit, tagc_model_stats *out) {
             tagc_reducer_stats stats;
             tagc_reducer_stats_init(&stats);
             if (!reducers[i] || !reducers[i]->now.begun) continue;
-            tagc_status failure = tagc_reducer_end(reducers[i], &stats);
+            tagc_status failure = part->is_there ? part->model->device->end_part(part, &stats)
+                                                 : tagc_reducer_end(reducers[i], &stats);
             if (failure != TAGC_OK && status == TAGC_OK) {
                 status = failure;
                 snprintf(text, sizeof text, "%s", tagc_last_error());
@@ -589,22 +741,22 @@ enum { SPREAD_BYTES = 1 << 20 };
 
 tagc_status tagc_model_make_spread(tagc_model *model) {
     void *memory;
-    if (!model->within || model->options.output != TAGC_OUTPUT_UNIT) return TAGC_OK;
+    if (!tagc_model_adds_up(model) || model->options.output != TAGC_OUTPUT_UNIT) return TAGC_OK;
     TAGC_TRY(tagc_memory_create((size_t)(1 + model->n_places) * SPREAD_BYTES, "sums of a host", &memory));
     model->spread = memory;
     return TAGC_OK;
 }
 
 /* The ranks of a host send each other the sums of their places, slice by slice. */
-static tagc_status spread(const tagc_model *model, const tagc_model_part *part, tagc_model_stats *stats) {
+static tagc_status spread(tagc_model *model, const tagc_model_part *part) {
     size_t width = tagc_element_bytes(model->options.sum), most = SPREAD_BYTES / width;
     uint64_t n_place = tagc_part_place_elems(part), own = (uint64_t)model->place * n_place;
     for (uint64_t at = 0, n; at < n_place; at += n) {
         char *all = model->spread + SPREAD_BYTES;
         n = n_place - at < most ? n_place - at : most;
         tagc_part_read_sums(part, own + at, n, model->spread);
-        TAGC_TRY(tagc_comm_all_gather_as(model->within, TAGC_LEG_RESULT, model->spread, n * width, all));
-        stats->n_bytes_within += n * width * (uint64_t)(model->n_places - 1);
+        TAGC_TRY(tagc_comm_all_gather_as(model->within, TAGC_LEG_RESULT, model->spread, n * width, all,
+                                         (size_t)model->n_places * n * width));
         for (int place = 0; place < model->n_places; place++)
             if (place != model->place)
                 tagc_part_write(part, (uint64_t)place * n_place + at, n, model->options.sum,
@@ -617,24 +769,35 @@ static tagc_status spread(const tagc_model *model, const tagc_model_part *part, 
 static const tagc_status ASKED = TAGC_ERR_STATE;
 static const uint64_t word_that_asks = 0x6d17a55e4b0c9f21u;
 
-static tagc_status end_unit(tagc_model *model, uint32_t number, tagc_model_stats *stats) {
-    tagc_model_unit *unit = &model->units[number];
+/* What has begun: waits for it. */
+static tagc_status end_exchange_of(tagc_model_unit *unit, tagc_model_stats *stats) {
+    tagc_model *model = unit->model;
     tagc_status status = end_parts(unit, stats);
     if (model->spread) {
         status =
             tagc_agree_over(model->within, status); /* ranks of another place may not know of a failure */
         for (uint32_t p = 0; p < unit->n_parts && status == TAGC_OK; p++)
-            status = spread(model, &unit->parts[p], stats);
+            status = spread(model, &unit->parts[p]);
     }
     for (uint32_t p = 0; p < unit->n_parts; p++) {
         tagc_status failure = settle_rest(&unit->parts[p], status == TAGC_OK);
         stats->n_saturated += unit->parts[p].n_saturated;
         if (status == TAGC_OK) status = failure;
     }
-    if (status == TAGC_OK)
-        status = tagc_rest_end(model, unit);
-    else
-        (void)tagc_rest_end(model, unit);
+    tagc_status rested = tagc_rest_end(model, unit);
+    return status == TAGC_OK ? rested : status;
+}
+
+/* That which the queue's thread ran. */
+static tagc_status take_outcome(tagc_model_unit *unit, tagc_model_stats *stats) {
+    unit->model->device->wait(unit);
+    *stats = unit->stats;
+    return unit->ended == TAGC_OK ? TAGC_OK : tagc_fail(unit->ended, "%s", unit->ended_text);
+}
+
+static tagc_status end_unit(tagc_model *model, uint32_t number, tagc_model_stats *stats) {
+    tagc_model_unit *unit = &model->units[number];
+    tagc_status status = model->device ? take_outcome(unit, stats) : end_exchange_of(unit, stats);
     unit->is_begun = 0;
     unit->gradients = unit->sums = NULL;
     if (status != TAGC_OK && !(unit->is_asking && status == ASKED)) tagc_unit_forget_windows(model, unit);
@@ -644,19 +807,21 @@ static tagc_status end_unit(tagc_model *model, uint32_t number, tagc_model_stats
     return tagc_fail_in(status, "%s", label);
 }
 
-/* Its failure so far is in unit->status, and the other ranks learn of it from this exchange. */
-static tagc_status begin_unit(tagc_model *model, tagc_model_unit *unit) {
+static void mark_begun(tagc_model_unit *unit) {
     unit->is_begun = 1;
-    unit->is_blind = model->is_blind;
-    if (unit->status == TAGC_OK) note(unit, tagc_rest_begin(model, unit));
+    unit->is_blind = unit->model->is_blind;
     unit->n_exchanges++;
+}
+
+/* Its failure so far is in unit->status, and the other ranks learn of it from this exchange. */
+static tagc_status begin_unit(tagc_model_unit *unit) {
+    if (unit->status == TAGC_OK) note(unit, tagc_rest_begin(unit->model, unit));
     return begin_parts(unit);
 }
 
-tagc_status tagc_model_begin(tagc_model *model, uint32_t number, const tagc_piece *gradients,
-                             size_t n_gradients, const tagc_piece *sums, size_t n_sums) {
-    TAGC_TRY(tagc_unit_check(model, number, "begin", 0));
-    TAGC_TRY(tagc_comm_check_open(model->between));
+/* Notes where the arrays are, and in unit->status what is wrong with them. */
+static void take_pieces(tagc_model *model, uint32_t number, const tagc_piece *gradients, size_t n_gradients,
+                        const tagc_piece *sums, size_t n_sums) {
     tagc_model_unit *unit = &model->units[number];
     unit->status = TAGC_OK;
     if (model->options.cut == TAGC_CUT_FLAT_ARRAYS) {
@@ -668,11 +833,24 @@ tagc_status tagc_model_begin(tagc_model *model, uint32_t number, const tagc_piec
     /* Both, also after a failure: their counts are those of this exchange from here on. */
     note(unit, tagc_unit_check_pieces(model, number, gradients, n_gradients, "gradients", 0));
     note(unit, tagc_unit_check_pieces(model, number, sums, n_sums, "sums", 1));
-    unit->gradients = gradients;
+    if (unit->status == TAGC_OK && model->within && model->options.summed)
+        note(unit, check_places(model, gradients, n_gradients));
+    unit->gradients = tagc_pieces_of(gradients);
     unit->n_gradients = n_gradients;
-    unit->sums = sums;
+    unit->sums = tagc_pieces_of(sums);
     unit->n_sums = n_sums;
-    tagc_status status = begin_unit(model, unit);
+}
+
+tagc_status tagc_model_begin(tagc_model *model, uint32_t number, const tagc_piece *gradients,
+                             size_t n_gradients, const tagc_piece *sums, size_t n_sums) {
+    TAGC_TRY(tagc_unit_check(model, number, "begin", 0));
+    TAGC_TRY(tagc_comm_check_open(model->between));
+    if (model->device)
+        return tagc_fail(TAGC_ERR_STATE, "begin: the model's arrays are a device's (tagc_model_begin_on)");
+    tagc_model_unit *unit = &model->units[number];
+    take_pieces(model, number, gradients, n_gradients, sums, n_sums);
+    mark_begun(unit);
+    tagc_status status = begin_unit(unit);
     if (status == TAGC_OK && unit->status == TAGC_OK) return TAGC_OK;
     /* The other ranks have begun, too. */
     tagc_model_stats stats;
@@ -680,6 +858,33 @@ tagc_status tagc_model_begin(tagc_model *model, uint32_t number, const tagc_piec
     tagc_status ended = end_unit(model, number, &stats);
     if (unit->status != TAGC_OK) return tagc_fail(unit->status, "%s", unit->text);
     return status != TAGC_OK ? status : ended;
+}
+
+tagc_status tagc_model_begin_there(tagc_model *model, uint32_t number, const tagc_piece *gradients,
+                                   size_t n_gradients, const tagc_piece *sums, size_t n_sums, void *stream,
+                                   int waits) {
+    TAGC_TRY(tagc_unit_check(model, number, "begin_on", 0));
+    TAGC_TRY(tagc_comm_check_open(model->between));
+    if (!model->device)
+        return tagc_fail(TAGC_ERR_STATE,
+                         "begin_on: the model's arrays are in host memory (tagc_model_begin)");
+    take_pieces(model, number, gradients, n_gradients, sums, n_sums);
+    mark_begun(&model->units[number]);
+    model->device->begin(&model->units[number], stream, waits);
+    return TAGC_OK;
+}
+
+tagc_status tagc_unit_exchange(tagc_model_unit *unit, tagc_status failure, const char *text) {
+    tagc_model_stats_init(&unit->stats);
+    if (failure != TAGC_OK) note(unit, tagc_fail(failure, "%s", text));
+    tagc_status status = begin_unit(unit);
+    if (status != TAGC_OK) note(unit, status);
+    if (unit->is_there) unit->model->device->add(unit);
+    status = end_exchange_of(unit, &unit->stats);
+    if (unit->status != TAGC_OK) status = tagc_fail(unit->status, "%s", unit->text);
+    unit->ended = status;
+    snprintf(unit->ended_text, sizeof unit->ended_text, "%s", status == TAGC_OK ? "" : tagc_last_error());
+    return status;
 }
 
 tagc_status tagc_model_begin_failed(tagc_model *model, uint32_t number, tagc_status failure,
@@ -692,11 +897,16 @@ tagc_status tagc_model_begin_failed(tagc_model *model, uint32_t number, tagc_sta
     tagc_model_unit *unit = &model->units[number];
     (void)tagc_unit_check_pieces(model, number, NULL, 0, "gradients", 0);
     (void)tagc_unit_check_pieces(model, number, NULL, 0, "sums", 1);
-    unit->gradients = unit->sums = NULL;
+    unit->gradients = unit->sums = tagc_pieces_of(NULL);
     unit->n_gradients = unit->n_sums = 0;
     unit->status = failure;
     snprintf(unit->text, sizeof unit->text, "%s", text ? text : "");
-    tagc_status status = begin_unit(model, unit);
+    mark_begun(unit);
+    if (model->device) {
+        model->device->begin(unit, NULL, 0);
+        return TAGC_OK;
+    }
+    tagc_status status = begin_unit(unit);
     if (status == TAGC_OK) return TAGC_OK;
     tagc_model_stats stats;
     tagc_model_stats_init(&stats);
@@ -731,8 +941,9 @@ tagc_status tagc_model_set_word(tagc_model *model, uint32_t number, uint64_t wor
 tagc_status tagc_model_set_factor(tagc_model *model, uint32_t number, double factor) {
     TAGC_TRY(tagc_unit_check(model, number, "set_factor", 0));
     if (!isfinite(factor)) return tagc_fail(TAGC_ERR_ARGUMENT, "factor is %g, must be finite", factor);
-    if (model->options.cut == TAGC_CUT_FLAT_ARRAYS)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "set_factor: cut is FLAT_ARRAYS");
+    if (factor != 1 && (model->options.cut == TAGC_CUT_FLAT_ARRAYS || model->device))
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "set_factor: %s",
+                         model->device ? "the model is a device's" : "cut is FLAT_ARRAYS");
     model->units[number].factor = (float)factor;
     return TAGC_OK;
 }
@@ -743,6 +954,10 @@ tagc_status tagc_model_test(tagc_model *model, uint32_t number, int *done) {
     TAGC_TRY(tagc_unit_check(model, number, "test", 1));
     const tagc_model_unit *unit = &model->units[number];
     *done = 1;
+    if (model->device) {
+        *done = model->device->is_over(&model->units[number]);
+        return TAGC_OK;
+    }
     for (uint32_t p = 0; p < unit->n_parts && *done; p++)
         TAGC_TRY(tagc_reducer_test(unit->parts[p].reducer, done));
     return TAGC_OK;

@@ -1,5 +1,6 @@
 /* Follows the schedule (tagc/schedule.h): samples of gradients go in, sums over ranks decide, and plans come out as other parts and
  * other options of reducers. */
+#include "schedule/constants.h"
 #include "unit/unit.h"
 
 #include <stdio.h>
@@ -21,13 +22,12 @@ static int class_has_levels(const tagc_model *model, tagc_class kind) {
 /* What a tensor without a plan of the schedule sends. */
 static tagc_schedule_plan fixed_plan(const tagc_model *model, tagc_class kind) {
     const tagc_schedule_options *o = &model->schedule_options;
-    enum { BLOCK_OF_INT4 = 32 }; /* without selection: among more, small ones arrive late and in bursts */
     tagc_schedule_plan plan = {.level = TAGC_LEVEL_LAST, .moment = 1};
     plan.format = kind == TAGC_CLASS_DENSE  ? (tagc_format)model->options.dense_format
                   : kind == TAGC_CLASS_MILD ? o->mild_format
                                             : o->format;
     plan.sparsity = kind == TAGC_CLASS_DENSE ? 0 : kind == TAGC_CLASS_MILD ? o->mild_sparsity : o->sparsity;
-    if (plan.sparsity == 0 && plan.format == TAGC_FORMAT_INT4) plan.block = BLOCK_OF_INT4;
+    if (plan.sparsity == 0 && plan.format == TAGC_FORMAT_INT4) plan.block = TAGC_BLOCK_OF_EVERY;
     return plan;
 }
 
@@ -38,8 +38,7 @@ static tagc_status describe(tagc_model *model, tagc_schedule_parameter *describe
         tagc_member *t = &model->tensors[i];
         size_t n_samples = 0;
         t->plan = fixed_plan(model, t->kind);
-        t->is_scheduled = t->kind != TAGC_CLASS_DENSE && (t->kind != TAGC_CLASS_COMPRESSED ||
-                                                          model->options.exchange != TAGC_EXCHANGE_DENSE);
+        t->is_scheduled = t->kind != TAGC_CLASS_DENSE;
         t->is_followed = class_has_levels(model, t->kind);
         if (!t->is_scheduled) continue;
         t->parameter = tagc_model_is_following(model) ? model->options.numbers[i] : n;
@@ -134,25 +133,57 @@ tagc_status tagc_model_set_moment(tagc_model *model, uint32_t tensor, tagc_momen
 
 /* ---- the signal ---- */
 
+uint64_t tagc_part_sampled(const tagc_model_part *part, const tagc_member *t, uint64_t k) {
+    const tagc_model *model = part->model;
+    uint64_t element = model->positions[t->first_sample + k];
+    return model->within && tagc_part_find(part, t, element) == UINT64_MAX ? UINT64_MAX : element;
+}
+
+static tagc_status add_samples(tagc_model_part *part, const float *samples) {
+    tagc_model *model = part->model;
+    return tagc_schedule_add(model->schedule, model->numbers, model->counts, part->n_members, samples,
+                             part->full, &part->n_full);
+}
+
+/* Of a unit that stays on a device. A window that is full without squares stays so, and the next exchange is due. */
+static tagc_status take_samples(tagc_model_part *part) {
+    tagc_model *model = part->model;
+    tagc_model_unit *unit = part->unit;
+    const float *samples = unit->samples;
+    for (uint32_t i = 0; i < part->n_members; i++) {
+        const tagc_member *t = &model->tensors[part->members[i]];
+        model->numbers[i] = t->parameter;
+        model->counts[i] = 0;
+        for (uint64_t k = 0; k < t->n_samples; k++)
+            model->counts[i] += tagc_part_sampled(part, t, k) != UINT64_MAX;
+        unit->samples += model->counts[i];
+    }
+    if (unit->is_blind) return TAGC_OK;
+    TAGC_TRY(add_samples(part, samples));
+    if (!unit->squares) part->n_full = 0;
+    if (part->n_full > 0) part->square = unit->squares[part - unit->parts];
+    return TAGC_OK;
+}
+
 tagc_status tagc_part_sample(tagc_model_part *part, const float *host_sum) {
     tagc_model *model = part->model;
     size_t n_values = 0;
-    if (!part->is_followed || part->unit->is_blind) return TAGC_OK;
+    if (!part->is_followed) return TAGC_OK;
+    if (part->is_there) return take_samples(part);
+    if (part->unit->is_blind) return TAGC_OK;
     for (uint32_t i = 0; i < part->n_members; i++) {
         const tagc_member *t = &model->tensors[part->members[i]];
         size_t n_before = n_values;
         for (uint64_t k = 0; k < t->n_samples; k++) {
-            uint64_t element = model->positions[t->first_sample + k];
-            uint64_t at = host_sum ? tagc_part_find(part, t, element) : element;
-            if (at == UINT64_MAX) continue; /* another place's */
-            model->samples[n_values++] =
-                host_sum ? host_sum[at] : tagc_member_read(model, part->unit, t, element);
+            uint64_t element = tagc_part_sampled(part, t, k);
+            if (element == UINT64_MAX) continue;
+            model->samples[n_values++] = host_sum ? host_sum[tagc_part_find(part, t, element)]
+                                                  : tagc_member_read(model, part->unit, t, element);
         }
         model->numbers[i] = t->parameter;
         model->counts[i] = (uint32_t)(n_values - n_before);
     }
-    return tagc_schedule_add(model->schedule, model->numbers, model->counts, part->n_members, model->samples,
-                             part->full, &part->n_full);
+    return add_samples(part, model->samples);
 }
 
 void tagc_model_set_sampling(tagc_model *model, int is_sampled) {
@@ -172,7 +203,8 @@ static tagc_status take_part(tagc_model *model, tagc_model_part *part, uint32_t 
                              tagc_schedule_sums *sums) {
     double square;
     TAGC_TRY(tagc_schedule_take(model->schedule, part->full, part->n_full, sums));
-    TAGC_TRY(tagc_reducer_residual_square(part->reducer, &square));
+    TAGC_TRY(part->is_there ? model->device->residual_square(part, &square)
+                            : tagc_reducer_residual_square(part->reducer, &square));
     for (size_t k = 0; k < part->n_full; k++) {
         numbers[k] = part->full[k];
         sums[k].residual = square;
@@ -216,7 +248,7 @@ tagc_status tagc_model_take_full(tagc_model *model, uint32_t number, uint32_t *n
 static tagc_status add_over(tagc_comm *comm, double *own, double *pooled, size_t n) {
     size_t n_ranks = (size_t)tagc_comm_world_size(comm);
     if (n_ranks == 1) return TAGC_OK;
-    TAGC_TRY(tagc_comm_all_gather(comm, own, n * sizeof *own, pooled));
+    TAGC_TRY(tagc_comm_all_gather(comm, own, n * sizeof *own, pooled, n_ranks * n * sizeof *pooled));
     for (size_t i = 0; i < n; i++) {
         own[i] = 0;
         for (size_t rank = 0; rank < n_ranks; rank++) own[i] += pooled[rank * n + i];
@@ -259,6 +291,7 @@ static tagc_status change_part(const tagc_model_part *part, const tagc_schedule_
         before->sparsity == part->plan.sparsity)
         return TAGC_OK;
     tagc_part_options(part, &options);
+    if (part->model->device) part->model->device->let_go(part->unit);
     TAGC_TRY(tagc_reducer_change(part->reducer, &options));
     if (!part->host_sum) return TAGC_OK;
     tagc_part_host_options(part, &options);
@@ -290,15 +323,19 @@ static void copy_chunks(const tagc_member *t, const float *from, uint64_t from_w
 /* Hands the residual of one part to those where its tensors are now. to (n,): their new residuals. */
 static tagc_status hand_over(const tagc_model_part *from, const tagc_model_part *parts, float *const *to) {
     const tagc_model *model = from->model;
-    uint64_t n = tagc_reducer_residual_elems(from->reducer), offset = 0;
-    void *memory;
+    uint64_t n = from->set_aside ? from->n_set_aside : tagc_reducer_residual_elems(from->reducer), offset = 0;
+    void *memory = NULL;
+    tagc_status status = TAGC_OK;
     if (n == 0) return TAGC_OK;
-    TAGC_TRY(tagc_memory_create((size_t)n * sizeof(float), "a residual", &memory));
-    tagc_status status = tagc_reducer_get_residual(from->reducer, memory, n);
+    if (!from->set_aside) {
+        TAGC_TRY(tagc_memory_create((size_t)n * sizeof(float), "a residual", &memory));
+        status = tagc_reducer_get_residual(from->reducer, memory, n);
+    }
+    const float *residual = from->set_aside ? from->set_aside : memory;
     for (uint32_t i = 0; status == TAGC_OK && i < from->n_members; i++) {
         const tagc_member *t = &model->tensors[from->members[i]];
         float *values = to[t->part - parts];
-        if (values) copy_chunks(t, memory, from->width, offset, values, t->part->width, n / from->width);
+        if (values) copy_chunks(t, residual, from->width, offset, values, t->part->width, n / from->width);
         offset += t->chunk;
     }
     tagc_memory_destroy(memory);
@@ -335,12 +372,16 @@ static tagc_status move_residuals(const tagc_model_unit *unit, tagc_model_part *
 static tagc_status regroup(tagc_model *model, tagc_model_unit *unit) {
     tagc_model_part *parts;
     uint32_t n_parts;
+    if (model->device) model->device->let_go(unit);
     tagc_status status = tagc_unit_make_parts(model, unit, &parts, &n_parts);
     if (status == TAGC_OK) status = tagc_model_agree(model, move_residuals(unit, parts, n_parts));
     if (status != TAGC_OK) {
+        char text[TAGC_ERROR_TEXT_BYTES];
+        snprintf(text, sizeof text, "%s", tagc_last_error());
         tagc_unit_destroy_parts(parts, n_parts);
         lay_out_again(unit->parts, unit->n_parts);
-        return status;
+        for (uint32_t p = 0; p < unit->n_parts; p++) tagc_part_take_back(&unit->parts[p]);
+        return tagc_fail(status, "%s", text);
     }
     for (uint32_t p = 0; p < n_parts; p++) {
         if (!parts[p].heir_of) continue;
@@ -361,11 +402,12 @@ tagc_status tagc_model_take_up(tagc_model *model) {
     TAGC_TRY(tagc_model_take_plans(model));
     for (uint32_t u = 0; u < model->n_units; u++) {
         tagc_model_unit *unit = &model->units[u];
-        if (!has_parts(model, unit)) {
+        tagc_status status = TAGC_OK;
+        if (!has_parts(model, unit))
             TAGC_TRY(regroup(model, unit));
-            continue;
-        }
-        tagc_status status = change_parts(unit);
+        else
+            status = change_parts(unit);
+        if (status == TAGC_OK && model->device) status = model->device->take_up(unit);
         if (status == TAGC_OK || local != TAGC_OK) continue;
         local = status; /* memory: the others go on, and learn of it below */
         snprintf(text, sizeof text, "%s", tagc_last_error());

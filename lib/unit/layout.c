@@ -214,13 +214,88 @@ void tagc_part_write(const tagc_model_part *part, uint64_t begin, uint64_t n, in
     }
 }
 
+const void *tagc_member_at(const tagc_model *model, const tagc_model_unit *unit, const tagc_member *tensor,
+                           uint64_t element) {
+    const tagc_piece *pieces = unit->gradients + tensor->first_gradient;
+    const tagc_piece *piece = piece_behind(pieces, tensor->n_gradients, element);
+    if (piece == pieces + tensor->n_gradients || piece->first > element) return NULL;
+    return at_element(piece->values, model->options.gradient, element - piece->first);
+}
+
 float tagc_member_read(const tagc_model *model, const tagc_model_unit *unit, const tagc_member *tensor,
                        uint64_t element) {
     if (tensor->part->gradient) return tensor->part->gradient[tensor->offset + element];
-    const tagc_piece *pieces = unit->gradients + tensor->first_gradient;
-    const tagc_piece *piece = piece_behind(pieces, tensor->n_gradients, element);
-    if (piece == pieces + tensor->n_gradients || piece->first > element) return 0;
-    return tagc_element_read(piece->values, model->options.gradient, element - piece->first);
+    const void *at = tagc_member_at(model, unit, tensor, element);
+    return at ? tagc_element_read(at, model->options.gradient, 0) : 0;
+}
+
+/* ---- for a device ---- */
+
+typedef struct row_of_place {
+    uint64_t begin, end;
+    int is_left; /* some stretch is elsewhere */
+} row_of_place;
+
+static void note_elsewhere(void *context, uint64_t at, uint64_t first, uint64_t n) {
+    row_of_place *place = context;
+    (void)first, (void)n;
+    place->is_left |= at < place->begin || at >= place->end;
+}
+
+int tagc_part_has(const tagc_model_part *part, const tagc_member *tensor, uint64_t first, uint64_t n) {
+    uint64_t n_place = tagc_part_place_elems(part), begin = n_place * (uint64_t)part->model->place;
+    row_of_place place = {begin, begin + n_place, 0};
+    tagc_part_stretches(part, tensor, first, n, note_elsewhere, &place);
+    return !place.is_left;
+}
+
+typedef struct run_of_piece {
+    const tagc_piece *piece;
+    uint64_t begin; /* of what `at` counts from */
+    int element;
+    tagc_run_fn visit;
+    void *context;
+} run_of_piece;
+
+static void visit_run(void *context, uint64_t at, uint64_t first, uint64_t n) {
+    const run_of_piece *run = context;
+    run->visit(run->context, at_element(run->piece->values, run->element, first - run->piece->first),
+               at - run->begin, n);
+}
+
+void tagc_part_runs(const tagc_model_part *part, int is_sums, tagc_run_fn visit, void *context) {
+    const tagc_model *model = part->model;
+    run_of_piece run = {.begin = is_sums ? tagc_part_own_row(part)
+                                         : tagc_part_place_elems(part) * (uint64_t)model->place,
+                        .element = is_sums ? model->options.sum : model->options.gradient,
+                        .visit = visit,
+                        .context = context};
+    for (uint32_t i = 0; i < part->n_members; i++) {
+        const tagc_member *t = &model->tensors[part->members[i]];
+        size_t n = is_sums ? t->n_sums : t->n_gradients;
+        run.piece = is_sums ? part->unit->sums + t->first_sum : part->unit->gradients + t->first_gradient;
+        for (const tagc_piece *end = run.piece + n; run.piece < end; run.piece++)
+            tagc_part_stretches(part, t, run.piece->first, run.piece->n_elems, visit_run, &run);
+    }
+}
+
+uint64_t tagc_unit_elems(const tagc_model_unit *unit, int is_sums) {
+    const tagc_model *model = unit->model;
+    int is_by_place = !is_sums && model->within && model->options.summed;
+    uint64_t n_all = 0;
+    for (uint32_t i = 0; i < unit->n_members; i++) {
+        const tagc_member *t = &model->tensors[unit->members[i]];
+        uint64_t first, n = t->n_elems;
+        if (is_sums || (is_by_place && !has_rows_of_hosts(model)))
+            tagc_member_owned(model, model->rank, t, &first, &n);
+        for (int host = 0; is_by_place && has_rows_of_hosts(model) && host < model->n_hosts; host++) {
+            uint64_t n_host;
+            tagc_member_owned(model, host * model->n_places + model->place, t, &first, &n_host);
+            n = host == 0 ? n_host : n + n_host;
+        }
+        n_all += n;
+    }
+    return n_all;
 }
 
 void tagc_part_copy_residual(const tagc_model_part *part, float *residual, int to_pieces) {
@@ -350,6 +425,7 @@ static tagc_status fill_units(tagc_model *model, uint32_t *members) {
     for (uint32_t i = 0; i < model->n_tensors; i++) model->units[model->tensors[i].unit].n_members++;
     for (uint32_t u = 0; u < model->n_units; u++) {
         tagc_model_unit *unit = &model->units[u];
+        unit->model = model;
         if (unit->n_members == 0)
             return tagc_fail(TAGC_ERR_ARGUMENT, "no tensor has unit %u, and some have unit %u", u,
                              model->n_units - 1);

@@ -15,15 +15,14 @@ static const tagc_model_options default_options = {.moment = TAGC_MOMENT_STAYS,
                                                    .sum = TAGC_ELEMENT_FP32,
                                                    .dense_format = TAGC_FORMAT_FP32,
                                                    .residual = -1,
-                                                   .within_format = -1,
                                                    .min_elems = TAGC_CLASS_MIN_ELEMS,
                                                    .n_threads = 1,
                                                    .exchange = TAGC_EXCHANGE_DIRECT,
                                                    .result_format = -1,
                                                    .result_sparsity = -1};
 static const tagc_sized options_struct = {"tagc_model_options", sizeof(tagc_model_options),
-                                          offsetof(tagc_model_options, name) +
-                                              sizeof(char *), /* the last field of version 0.3 */
+                                          offsetof(tagc_model_options, apart) +
+                                              sizeof(uint32_t *), /* the last field of version 0.3 */
                                           &default_options};
 
 void tagc_model_options_init_sized(tagc_model_options *options, size_t struct_bytes) {
@@ -37,7 +36,7 @@ static tagc_status check_choice(const char *name, int value, int low, int high) 
     return tagc_fail(TAGC_ERR_ARGUMENT, "%s is %d, must be in [%d, %d]", name, value, low, high);
 }
 
-static tagc_status check_options(const tagc_model_options *o) {
+static tagc_status check_options(const tagc_model_options *o, int n_places) {
     TAGC_TRY(check_choice("moment", o->moment, TAGC_MOMENT_STAYS, TAGC_MOMENT_NONE));
     TAGC_TRY(check_choice("output", o->output, TAGC_OUTPUT_SHARD, TAGC_OUTPUT_HOST_SHARD));
     TAGC_TRY(check_choice("op", o->op, TAGC_OP_AVG, TAGC_OP_SUM));
@@ -45,9 +44,13 @@ static tagc_status check_options(const tagc_model_options *o) {
     TAGC_TRY(check_choice("sum", o->sum, TAGC_ELEMENT_FP32, TAGC_ELEMENT_FP16));
     TAGC_TRY(check_choice("dense_format", o->dense_format, TAGC_FORMAT_FP32, TAGC_FORMAT_BF16));
     TAGC_TRY(check_choice("n_threads", o->n_threads, 1, 256));
-    TAGC_TRY(check_choice("exchange", o->exchange, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT));
-    TAGC_TRY(check_choice("rests", o->rests, 0, 1));
-    TAGC_TRY(check_choice("within_format", o->within_format, -1, TAGC_FORMAT_BF16));
+    TAGC_TRY(check_choice("exchange", o->exchange, TAGC_EXCHANGE_SKETCH, TAGC_EXCHANGE_DIRECT));
+    TAGC_TRY(check_choice("rests", (int)o->rests, 0, 1));
+    TAGC_TRY(check_choice("summed", (int)o->summed, 0, 1));
+    if (o->summed && n_places > 1 && o->output == TAGC_OUTPUT_UNIT)
+        return tagc_fail(
+            TAGC_ERR_UNSUPPORTED,
+            "summed with output UNIT: take HOST_SHARD, and send the host's ranks what each gets");
     if (o->residual != -1 && o->residual != TAGC_FORMAT_FP32 && o->residual != TAGC_FORMAT_INT8 &&
         o->residual != TAGC_FORMAT_INT4)
         return tagc_fail(TAGC_ERR_ARGUMENT, "residual is %d, must be -1, FP32, INT8 or INT4", o->residual);
@@ -63,8 +66,22 @@ static tagc_status check_options(const tagc_model_options *o) {
     int is_paper = o->exchange == TAGC_EXCHANGE_SKETCH || o->exchange == TAGC_EXCHANGE_PACKED;
     if (o->paper && !is_paper)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "paper is set, but exchange is none of the paper's");
-    if (is_paper && o->residual > TAGC_FORMAT_FP32)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is one of the paper's, which have residual FP32");
+    if (is_paper && (n_places > 1 || o->residual > TAGC_FORMAT_FP32))
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "exchange is one of the paper's, which have one rank per host and residual FP32");
+    return TAGC_OK;
+}
+
+/* What a device cannot do. */
+static tagc_status check_device(const tagc_model *model) {
+    const tagc_model_options *o = &model->options;
+    if (o->cut == TAGC_CUT_FLAT_ARRAYS)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "cut is FLAT_ARRAYS, which are in host memory: take FLAT");
+    if (!model->device->has_kernels(model->queue)) return TAGC_OK;
+    if (o->rests) return tagc_fail(TAGC_ERR_UNSUPPORTED, "rests needs a queue without kernels");
+    if (tagc_model_adds_up(model))
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "kernels do not add up within a host: the caller does (options.summed)");
     return TAGC_OK;
 }
 
@@ -72,7 +89,8 @@ static tagc_status read_options(tagc_model *model, const tagc_model_options *fro
     tagc_model_options *o = &model->options;
     tagc_model_options_init(o);
     if (from) TAGC_TRY(tagc_sized_read(&options_struct, from, o));
-    TAGC_TRY(check_options(o));
+    TAGC_TRY(check_options(o, model->n_places));
+    if (model->device) TAGC_TRY(check_device(model));
     tagc_schedule_options_init(&model->schedule_options);
     if (o->schedule)
         model->schedule_options = *o->schedule;
@@ -118,13 +136,14 @@ tagc_status tagc_agree_over(tagc_comm *comm, tagc_status status) {
         return TAGC_ERR_MEMORY;
     }
     all = memory;
-    tagc_status agreed = tagc_comm_all_gather(comm, &mine, sizeof mine, all);
+    tagc_status agreed = tagc_comm_all_gather(comm, &mine, sizeof mine, all, (size_t)n * sizeof *all);
     for (int rank = 0; agreed == TAGC_OK && rank < n; rank++) {
         if (all[rank].status == TAGC_OK) continue;
         all[rank].text[sizeof all[rank].text - 1] = 0;
-        agreed = rank == tagc_comm_rank(comm) ? tagc_fail((tagc_status)all[rank].status, "%s", all[rank].text)
-                                              : tagc_fail((tagc_status)all[rank].status, "rank %d: %.480s",
-                                                          tagc_comm_name(comm, rank), all[rank].text);
+        tagc_status told = tagc_status_told(all[rank].status);
+        agreed = rank == tagc_comm_rank(comm)
+                     ? tagc_fail(told, "%s", all[rank].text)
+                     : tagc_fail(told, "rank %d: %.480s", tagc_comm_name(comm, rank), all[rank].text);
     }
     tagc_memory_destroy(memory);
     return agreed;
@@ -148,7 +167,7 @@ static tagc_status compare_over(tagc_comm *comm, uint64_t sum, uint64_t *run, co
     if (n == 1) return TAGC_OK;
     TAGC_TRY(tagc_memory_create((size_t)n * sizeof own, "checksums of all ranks", &memory));
     const rank_about *all = memory;
-    tagc_status status = tagc_comm_all_gather(comm, &own, sizeof own, memory);
+    tagc_status status = tagc_comm_all_gather(comm, &own, sizeof own, memory, (size_t)n * sizeof own);
     *run = all[0].run;
     for (int rank = 0; status == TAGC_OK && rank < n; rank++)
         if (all[rank].sum != all[0].sum)
@@ -178,7 +197,7 @@ static tagc_status compare(tagc_model *model) {
     int choices[] = {o->moment,        o->output,           o->op,          o->dense_format, o->residual,
                      o->exchange,      s->gentle,           s->fresh,       o->rests,        (int)s->format,
                      o->result_format, (int)s->mild_format, model->n_hosts, model->n_places, o->cut,
-                     o->block,         o->within_format};
+                     o->block,         (int)o->summed};
     double numbers[] = {s->sparsity, s->mild_sparsity, s->short_beta1, o->result_sparsity};
     uint64_t sum = mix(0, choices, sizeof choices);
     sum = mix(sum, numbers, sizeof numbers);
@@ -194,6 +213,12 @@ static tagc_status compare(tagc_model *model) {
 
 /* ---- life ---- */
 
+static tagc_status open_units(tagc_model *model) {
+    for (uint32_t u = 0; model->device && u < model->n_units; u++)
+        TAGC_TRY(model->device->open(model->queue, &model->units[u]));
+    return TAGC_OK;
+}
+
 static tagc_status make_locally(tagc_model *model, const tagc_tensor *tensors, size_t n_tensors,
                                 const tagc_model_options *options) {
     TAGC_TRY(tagc_cpu_check());
@@ -202,7 +227,14 @@ static tagc_status make_locally(tagc_model *model, const tagc_tensor *tensors, s
                                                                  : model->n_places; /* that exchange it */
     TAGC_TRY(tagc_model_lay_out(model, tensors, n_tensors));
     TAGC_TRY(tagc_model_make_spread(model));
-    return tagc_model_open_schedule(model);
+    TAGC_TRY(tagc_model_open_schedule(model));
+    return open_units(model);
+}
+
+static tagc_status take_units_up(tagc_model *model) {
+    for (uint32_t u = 0; model->device && u < model->n_units; u++)
+        TAGC_TRY(model->device->take_up(&model->units[u]));
+    return TAGC_OK;
 }
 
 static tagc_status make_together(tagc_model *model, tagc_status local) {
@@ -212,16 +244,26 @@ static tagc_status make_together(tagc_model *model, tagc_status local) {
         tagc_model_unit *unit = &model->units[u];
         TAGC_TRY(tagc_unit_make_parts(model, unit, &unit->parts, &unit->n_parts));
     }
+    /* Ranks with and without a device may be in one world. */
+    TAGC_TRY(tagc_model_agree(model, take_units_up(model)));
     return model->schedule ? tagc_model_take_plans(model) : TAGC_OK;
 }
 
 tagc_status tagc_model_create(tagc_comm *within, tagc_comm *between, const tagc_tensor *tensors,
                               size_t n_tensors, const tagc_model_options *options, tagc_model **out) {
+    return tagc_model_make(NULL, NULL, within, between, tensors, n_tensors, options, out);
+}
+
+tagc_status tagc_model_make(const tagc_model_device *device, void *queue, tagc_comm *within,
+                            tagc_comm *between, const tagc_tensor *tensors, size_t n_tensors,
+                            const tagc_model_options *options, tagc_model **out) {
     void *memory;
     if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
     *out = NULL;
     TAGC_TRY(tagc_memory_create(sizeof(tagc_model), "model", &memory));
     tagc_model *model = memory;
+    model->device = device;
+    model->queue = queue;
     double clock = tagc_time_s();
     model->run = tagc_checksum(&clock, sizeof clock) ^ (uint64_t)(uintptr_t)memory ^ (uint64_t)getpid() << 32;
     tagc_status status = read_comms(model, within, between);
@@ -241,8 +283,13 @@ tagc_status tagc_model_create(tagc_comm *within, tagc_comm *between, const tagc_
 
 void tagc_model_destroy(tagc_model *model) {
     if (!model || tagc_comm_is_fork(model->between)) return;
-    for (uint32_t u = 0; model->units && u < model->n_units; u++)
-        tagc_unit_destroy_parts(model->units[u].parts, model->units[u].n_parts);
+    for (uint32_t u = 0; model->units && u < model->n_units; u++) {
+        tagc_model_unit *unit = &model->units[u];
+        if (model->device && unit->is_begun) model->device->wait(unit);
+        if (model->device) model->device->let_go(unit);
+        tagc_unit_destroy_parts(unit->parts, unit->n_parts);
+        if (model->device) model->device->close(unit);
+    }
     if (!tagc_model_is_following(model)) tagc_schedule_destroy(model->schedule);
     tagc_memory_destroy(model->own);
     tagc_memory_destroy(model->spread);

@@ -45,7 +45,7 @@ static tagc_status move_all(tagc_model *model, uint32_t number, const tagc_piece
     TAGC_TRY(tagc_unit_check_pieces(model, number, pieces, n, "pieces", 0));
     tagc_model_unit *unit = &model->units[number];
     TAGC_TRY(make_room(unit, &room));
-    unit->gradients = pieces;
+    unit->gradients = tagc_pieces_of(pieces);
     tagc_status status = TAGC_OK;
     for (uint32_t p = 0; status == TAGC_OK && p < unit->n_parts; p++)
         status = move(&unit->parts[p], room, is_read);
@@ -107,9 +107,9 @@ tagc_status tagc_rest_end(tagc_model *model, tagc_model_unit *unit) {
     (void)model;
     for (uint32_t p = 0; p < unit->n_parts; p++) {
         tagc_model_part *part = &unit->parts[p];
+        if (!part->rests) continue;
         uint64_t n = tagc_reducer_residual_elems(part->reducer);
         float *kept = part->resting, *now = kept + n;
-        if (!part->rests) continue;
         part->rests = 0;
         tagc_status failure = tagc_reducer_get_residual(part->reducer, now, n);
         for (uint64_t i = 0; failure == TAGC_OK && i < n; i++) kept[i] += now[i];

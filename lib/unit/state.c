@@ -62,6 +62,16 @@ static tagc_status put_schedule(writer *w, const tagc_model *model, size_t n) {
     return status;
 }
 
+static void put_from_device(writer *w, const tagc_reducer *r, uint64_t n_body) {
+    void *bytes;
+    size_t n = TAGC_WIRE_HEADER_BYTES + (size_t)n_body;
+    tagc_status status = tagc_memory_create(n, "a part's state", &bytes);
+    if (status == TAGC_OK) status = tagc_reducer_state_save(r, bytes, n);
+    if (w->status == TAGC_OK) w->status = status;
+    put(w, bytes, n);
+    tagc_memory_destroy(bytes);
+}
+
 static void put_part(writer *w, const tagc_model_part *part) {
     char header[TAGC_WIRE_HEADER_BYTES] = {0};
     const void *body = NULL;
@@ -69,9 +79,13 @@ static void put_part(writer *w, const tagc_model_part *part) {
     put_number(w, part->n_members);
     put_number(w, part->width);
     put_number(w, sizeof header + n_body);
-    if (w->write) tagc_reducer_state_view(part->reducer, header, &body, &n_body);
-    put_bytes(w, header, sizeof header);
-    put(w, body, (size_t)n_body);
+    if (w->write && part->is_there)
+        put_from_device(w, part->reducer, n_body);
+    else {
+        if (w->write) tagc_reducer_state_view(part->reducer, header, &body, &n_body);
+        put_bytes(w, header, sizeof header);
+        put(w, body, (size_t)n_body);
+    }
     for (uint32_t i = 0; i < part->n_members; i++) {
         const tagc_member *t = &part->model->tensors[part->members[i]];
         put_number(w, t->n_elems);
@@ -353,7 +367,7 @@ static tagc_status compare_over(tagc_comm *comm, const saved_about *own, saved_a
     if (n == 1) return TAGC_OK;
     TAGC_TRY(tagc_memory_create((size_t)n * sizeof *own, "what ranks have read", &memory));
     const saved_about *all = memory;
-    tagc_status status = tagc_comm_all_gather(comm, own, sizeof *own, memory);
+    tagc_status status = tagc_comm_all_gather(comm, own, sizeof *own, memory, (size_t)n * sizeof *own);
     for (int rank = 0; status == TAGC_OK && rank < n; rank++) {
         if (all[rank].n_files == 0) continue;
         if (any->n_files == 0) *any = all[rank];
@@ -396,16 +410,32 @@ static tagc_status agree_on_files(const tagc_model *model, const saved_files *ta
 
 /* ---- the schedule ---- */
 
+/* Memory is not made for any number that a rank says. Of a model that had many more tensors than this one it may be long. */
+static tagc_status check_schedule_bytes(const tagc_model *model, uint64_t n) {
+    enum { ANY = 1 << 30, MORE = 16 };
+    size_t own;
+    TAGC_TRY(tagc_schedule_save(model->schedule, 1, NULL, 0, &own));
+    uint64_t most = (uint64_t)own * MORE > ANY ? (uint64_t)own * MORE : ANY;
+    if (n <= most) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_CORRUPT, "a saved schedule of %llu bytes, at most %llu can be",
+                     (unsigned long long)n, (unsigned long long)most);
+}
+
 /* Of another number of ranks: host 0 has the file of rank 0, and all take what that says. Windows under way are of one rank, and go. */
 static tagc_status spread_schedule(tagc_model *model, const saved_files *taken, const saved_about *about) {
     size_t n_hosts = (size_t)model->n_hosts;
     uint64_t n = about->n_schedule;
-    void *memory;
-    TAGC_TRY(
-        tagc_model_agree(model, tagc_memory_create((n_hosts + 1) * (size_t)n, "a saved schedule", &memory)));
+    void *memory = NULL;
+    tagc_status made = check_schedule_bytes(model, n);
+    if (made == TAGC_OK) made = tagc_memory_create((n_hosts + 1) * (size_t)n, "a saved schedule", &memory);
+    tagc_status status = tagc_model_agree(model, made);
+    if (status != TAGC_OK) { /* perhaps another rank's */
+        tagc_memory_destroy(memory);
+        return status;
+    }
     char *all = memory, *own = all + n_hosts * n;
     if (model->host == 0) memcpy(own, taken->files[0].schedule, n);
-    tagc_status status = tagc_comm_all_gather(model->between, own, n, all);
+    status = tagc_comm_all_gather(model->between, own, n, all, n_hosts * n);
     if (status == TAGC_OK) status = tagc_schedule_load(model->schedule, all, n, 0, NULL, NULL);
     tagc_memory_destroy(memory);
     return status;

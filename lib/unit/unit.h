@@ -24,6 +24,40 @@
 typedef struct tagc_model_part tagc_model_part;
 typedef struct tagc_model_unit tagc_model_unit;
 
+/* What a model asks of lib/gpu where gradients and sums are in a device's memory: a queue, whose streams have the work of an exchange, and
+ * a maker of batches. The caller's thread begins and ends exchanges. A thread of the queue calls tagc_unit_exchange for each, in their
+ * order, when what it needs is in host memory: of a unit that stays on the device (unit->is_there) encoded bodies, else its pieces. */
+typedef struct tagc_model_device {
+    int (*has_kernels)(const void *queue);
+    /* Once for each unit, whose parts are not made yet. _close accepts what is half-made. */
+    tagc_status (*open)(void *queue, tagc_model_unit *unit);
+    void (*close)(tagc_model_unit *unit);
+    /* These parts of it will be made, one after the other, and stay side by side. */
+    void (*expect)(tagc_model_unit *unit, const tagc_model_part *parts, uint32_t n_parts);
+    /* Collective. Makes a part's reducer, whose arrays are on the device. */
+    tagc_status (*make_reducer)(tagc_model_part *part, const tagc_reducer_options *options);
+    /* Parts will go or change; they are other ones by now. */
+    void (*let_go)(tagc_model_unit *unit);
+    tagc_status (*take_up)(tagc_model_unit *unit);
+    /* Of what is not sent yet of a part whose reducer is there. */
+    tagc_status (*residual_square)(tagc_model_part *part, double *square);
+
+    /* ---- an exchange, the caller's thread ---- */
+
+    /* Puts it into streams. A failure, or that of the unit so far, goes to tagc_unit_exchange. */
+    void (*begin)(tagc_model_unit *unit, void *stream, int waits);
+    int (*is_over)(tagc_model_unit *unit);
+    void (*wait)(tagc_model_unit *unit);
+
+    /* ---- the queue's thread, of a unit that stays there ---- */
+
+    /* failure: of this rank, with its text in the unit, or TAGC_OK. */
+    tagc_status (*begin_part)(tagc_model_part *part, tagc_status failure);
+    /* Has the device add up what arrives, when all parts have begun. */
+    void (*add)(tagc_model_unit *unit);
+    tagc_status (*end_part)(tagc_model_part *part, tagc_reducer_stats *stats);
+} tagc_model_device;
+
 /* A tensor as the model has copied it. */
 typedef struct tagc_member {
     const char *name;
@@ -54,12 +88,17 @@ struct tagc_model_part {
     uint64_t width; /* of a row */
     tagc_reducer *reducer;
     tagc_feed feed;
+    int is_there;             /* the reducer's arrays are a device's */
     tagc_reducer *host_sum;   /* over `within`, or NULL */
     tagc_model_part *heir_of; /* a former part of the same tensors, whose reducers this one gets; or NULL */
+    float *
+        set_aside; /* (n_set_aside) its residual while other parts take the device's memory of that, or NULL */
+    uint64_t n_set_aside;
     tagc_feed host_feed;
     /* the exchange under way */
-    const float *gradient;   /* the caller's array of a flat, or NULL: pieces */
-    float *sums;             /* beside it */
+    const float
+        *gradient; /* the caller's array of a flat, or of a unit that stays on a device; NULL: pieces */
+    float *sums;   /* beside it */
     atomic_int has_host_sum; /* whether the host's sum is there, or its failure */
     tagc_status host_status;
     char host_text[TAGC_ERROR_TEXT_BYTES];
@@ -74,6 +113,7 @@ struct tagc_model_part {
 };
 
 struct tagc_model_unit {
+    tagc_model *model;
     uint32_t *members; /* (n_members,) numbers of its tensors, ascending */
     uint32_t n_members;
     tagc_model_part *parts; /* (n_parts,) */
@@ -87,9 +127,19 @@ struct tagc_model_unit {
     float factor;       /* of sums */
     tagc_status status; /* of _begin, kept for _end */
     char text[TAGC_ERROR_TEXT_BYTES];
+    /* With a device. */
+    void *there;           /* the device's */
+    int is_there;          /* gradients stay there, and only bodies come; see wants_kernels in exchange.c */
+    const float *samples;  /* of all parts, one after the other, where it stays there */
+    const double *squares; /* (n_parts,) of gradients, where a window becomes full; NULL: not known */
+    tagc_status ended;     /* of the exchange, for _end */
+    char ended_text[TAGC_ERROR_TEXT_BYTES];
+    tagc_model_stats stats;
 };
 
 struct tagc_model {
+    const tagc_model_device *device; /* NULL: host arrays */
+    void *queue;                     /* the device's */
     tagc_comm *within, *between;
     int n_hosts, n_places, host, place, rank, world_size;
     int n_owners; /* into how many chunks a tensor is cut */
@@ -118,9 +168,13 @@ struct tagc_model {
 static inline int tagc_model_is_flat(const tagc_model *model) {
     return model->options.cut != TAGC_CUT_ROWS;
 }
+/* 1: ranks of a host add up here; 0: each host has one rank, or the caller does it. */
+static inline int tagc_model_adds_up(const tagc_model *model) {
+    return model->within && !model->options.summed;
+}
 /* 1: reducers work on the caller's arrays. */
 static inline int tagc_model_is_plain(const tagc_model *model) {
-    return model->options.cut == TAGC_CUT_FLAT_ARRAYS && !model->within;
+    return model->options.cut == TAGC_CUT_FLAT_ARRAYS && !tagc_model_adds_up(model);
 }
 
 /* Elements of a tensor as it is exchanged: rows with padding. */
@@ -158,6 +212,17 @@ void tagc_part_stretches(const tagc_model_part *part, const tagc_member *tensor,
                          tagc_stretch_fn visit, void *context);
 /* Where an element of a tensor lies in this place's row of the part's array; UINT64_MAX: in another place's. */
 uint64_t tagc_part_find(const tagc_model_part *part, const tagc_member *tensor, uint64_t element);
+/* 1: all of these elements are in this place's row. */
+int tagc_part_has(const tagc_model_part *part, const tagc_member *tensor, uint64_t first, uint64_t n);
+/* Calls `visit` for each stretch of the unit's gradients, or sums, that belongs to the part. at: of this place's row, or of its reducer's
+ * output; values: there. */
+typedef void (*tagc_run_fn)(void *context, char *values, uint64_t at, uint64_t n);
+void tagc_part_runs(const tagc_model_part *part, int is_sums, tagc_run_fn visit, void *context);
+/* Where the gradient of an element is; NULL: no piece covers it. */
+const void *tagc_member_at(const tagc_model *model, const tagc_model_unit *unit, const tagc_member *tensor,
+                           uint64_t element);
+/* The most elements that a unit's gradients, or its sums, cover. */
+uint64_t tagc_unit_elems(const tagc_model_unit *unit, int is_sums);
 /* What a rank gets of a tensor. */
 void tagc_member_owned(const tagc_model *model, int rank, const tagc_member *tensor, uint64_t *first,
                        uint64_t *n);
@@ -167,6 +232,13 @@ void tagc_member_owned(const tagc_model *model, int rank, const tagc_member *ten
 /* Makes the parts of a unit from the plans of its tensors. Collective. On failure *parts is NULL. */
 tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_model_part **parts,
                                  uint32_t *n_parts);
+/* Gives the unit, for one call of `visit`, parts that it can come to have, without reducers: of tensors at one level, with `share` of the
+ * level's own share of values; is_apart: each as a part of its own. */
+typedef tagc_status (*tagc_parts_fn)(void *context, tagc_model_unit *unit);
+tagc_status tagc_unit_try_parts(tagc_model_unit *unit, int level, double share, int is_apart,
+                                tagc_parts_fn visit, void *context);
+/* A part gets back what was set aside, since it stays. */
+void tagc_part_take_back(tagc_model_part *part);
 /* Gives a part the reducers of the one that it is the heir of. */
 void tagc_part_inherit(tagc_model_part *part);
 /* 1: tensors of one unit that are exchanged as one, since their class and level are the same. */
@@ -178,9 +250,25 @@ tagc_status tagc_model_make_spread(tagc_model *model);
 void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *options);
 void tagc_part_host_options(const tagc_model_part *part, tagc_reducer_options *options);
 
+/* tagc_model_create, on a device. */
+tagc_status tagc_model_make(const tagc_model_device *device, void *queue, tagc_comm *within,
+                            tagc_comm *between, const tagc_tensor *tensors, size_t n_tensors,
+                            const tagc_model_options *options, tagc_model **out);
+/* tagc_model_begin, on a device. */
+tagc_status tagc_model_begin_there(tagc_model *model, uint32_t unit, const tagc_piece *gradients,
+                                   size_t n_gradients, const tagc_piece *sums, size_t n_sums, void *stream,
+                                   int waits);
+/* One exchange, from the queue's thread. failure: of this rank, which it tells the others; text: its reason. */
+tagc_status tagc_unit_exchange(tagc_model_unit *unit, tagc_status failure, const char *text);
+
 /* What messages call an exchange of a unit. tensor: of it, a number. */
 enum { TAGC_LABEL_BYTES = 96 };
 void tagc_unit_label(const tagc_model *model, uint32_t unit, uint32_t tensor, char label[TAGC_LABEL_BYTES]);
+/* A list of pieces that may be empty, as one that pointers into it can be made of. */
+static inline const tagc_piece *tagc_pieces_of(const tagc_piece *pieces) {
+    static const tagc_piece none;
+    return pieces ? pieces : &none;
+}
 /* Checks a list of pieces, and notes where in it each tensor's are. */
 tagc_status tagc_unit_check_pieces(tagc_model *model, uint32_t unit, const tagc_piece *pieces, size_t n,
                                    const char *what, int is_sum);
@@ -206,6 +294,8 @@ tagc_status tagc_model_open_schedule(tagc_model *model);
 tagc_status tagc_part_plan(const tagc_model_part *part, tagc_schedule_plan *plan);
 /* Gives every tensor its plan, in a flat that of the flat. */
 tagc_status tagc_model_take_plans(tagc_model *model);
+/* Sample k of a tensor: an element. UINT64_MAX: the gradient of another place has it. */
+uint64_t tagc_part_sampled(const tagc_model_part *part, const tagc_member *tensor, uint64_t k);
 /* Hands samples of a part's gradient to the schedule. host_sum: (place_elems), where ranks of a host have added up; else NULL. From the
  * worker. */
 tagc_status tagc_part_sample(tagc_model_part *part, const float *host_sum);

@@ -29,8 +29,8 @@ static const struct {
     double ratio, sparsity;       /* 0: the default; for direct that is every element */
     int n_passes; /* of plain MPI: times that n_elems / W values travel to or from each rank */
 } cases[] = {
-#define DENSE(format_) .kind = REDUCER, .exchange = TAGC_EXCHANGE_DENSE, .format = TAGC_FORMAT_##format_
-#define DIRECT .kind = REDUCER, .exchange = TAGC_EXCHANGE_DIRECT
+#define DENSE(format_) .kind = REDUCER, .exchange = TAGC_EXCHANGE_DIRECT, .format = TAGC_FORMAT_##format_
+#define DIRECT DENSE(INT2)
     {"link, all to all", .kind = LINK, .n_passes = 1},
     {"reduce-scatter fp32", DENSE(FP32)},
     {"reduce-scatter bf16", DENSE(BF16)},
@@ -96,10 +96,7 @@ static tagc_status open_case(exchange_bench *e, int i) {
     tagc_paper_options_init(&paper);
     paper.ratio = cases[i].ratio;
     if (paper.ratio > 0) options.paper = &paper;
-    if (cases[i].exchange == TAGC_EXCHANGE_DIRECT) {
-        options.sparsity = cases[i].sparsity;
-        options.format = TAGC_FORMAT_INT2; /* as their names say */
-    }
+    if (cases[i].exchange == TAGC_EXCHANGE_DIRECT) options.sparsity = cases[i].sparsity;
     options.output = cases[i].output;
     options.n_threads = e->setup->n_threads;
     return tagc_reducer_create(e->setup->rank->comm, &options, &e->reducers[i]);

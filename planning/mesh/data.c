@@ -53,13 +53,11 @@ static int reducer_of(const tagc_mesh_question *q, const tagc_mesh_values *unit,
     if (!(n_values[class_] > 0)) return 0;
     tagc_reducer_options_init(r);
     r->n_elems = tagc_padded_elems((uint64_t)ceil(n_values[class_] / g->per_host), g->n_hosts);
-    r->exchange = TAGC_EXCHANGE_DENSE;
-    r->format = TAGC_FORMAT_BF16; /* as the gradients are */
+    tagc_reducer_options_send_whole(r, TAGC_FORMAT_BF16); /* as the gradients are */
     if (class_ != TAGC_CLASS_DENSE) {
         tagc_schedule_options schedule;
         tagc_schedule_options_init(&schedule);
         int is_mild = class_ == TAGC_CLASS_MILD && q->sparsity > 0;
-        r->exchange = TAGC_EXCHANGE_DIRECT;
         r->format = is_mild ? (int)schedule.mild_format : q->format;
         r->sparsity = is_mild ? fmin(schedule.mild_sparsity, q->sparsity) : q->sparsity;
     }
@@ -73,7 +71,7 @@ static tagc_status exchanged_bytes(const tagc_mesh_question *q, const tagc_mesh_
     *n_bytes = 0;
     for (int class_ = 0; class_ < TAGC_N_CLASSES; class_++) {
         if (!reducer_of(q, unit, class_, g, &options)) continue;
-        double sent = options.exchange == TAGC_EXCHANGE_DENSE ? 1 : 1 - options.sparsity;
+        double sent = 1 - options.sparsity;
         tagc_volume volume;
         tagc_volume_data data = {.sent_density = sent, .union_density = 1 - pow(1 - sent, g->n_hosts)};
         TAGC_TRY(tagc_reducer_volume(&options, g->n_hosts, 0, &data, &volume));
@@ -148,7 +146,7 @@ static tagc_status add_reducer(const tagc_reducer_options *options, const tagc_m
         to->buffers += (double)(memory.buffers + memory.spare);
     }
     *work += memory.work;
-    int is_dense = options->exchange == TAGC_EXCHANGE_DENSE, is_whole = options->output == TAGC_OUTPUT_UNIT;
+    int is_dense = tagc_reducer_options_are_whole(options), is_whole = options->output == TAGC_OUTPUT_UNIT;
     double n = (double)options->n_elems;
     packed->gradients += (is_dense ? 4 : 2) * n;
     if (!is_dense) packed->stays = fmax(packed->stays, 2 * n);

@@ -108,10 +108,7 @@ static tagc_status count_two_levels(tagc_reduction *r, const tagc_volume_data *d
     between.ranks_per_host = 1;
     between.n_elems /= (uint64_t)per_host;
     if (between.output != TAGC_OUTPUT_SHARD) between.output = TAGC_OUTPUT_UNIT;
-    if (r->is_dense) {
-        between.exchange = TAGC_EXCHANGE_DENSE;
-        tagc_reducer_options_prune(&between);
-    }
+    if (r->is_dense) tagc_reducer_options_send_whole(&between, between.format);
     TAGC_TRY(tagc_reducer_volume(&between, n_hosts, 0, data, &r->volume));
     TAGC_TRY(tagc_reducer_volume(&within, per_host, 0, NULL, &volume));
     add_volume(&r->volume, &volume, 1);
@@ -137,10 +134,9 @@ static tagc_status count_reduction(const tagc_setup *s, tagc_reduction *r) {
 
 static tagc_status plan_reduction(const tagc_deployment *d, const tagc_layout_flat *flat, tagc_reduction *r) {
     const tagc_reducer_options *options = &flat->reducer;
-    int n_ranks = d->setup->world_size, exchange = d->engine.reducer.exchange;
+    int n_ranks = d->setup->world_size;
     *r = (tagc_reduction){.options = *options, .n_ranks = n_ranks};
-    r->is_dense = flat->class_ == TAGC_CLASS_DENSE ||
-                  (flat->class_ == TAGC_CLASS_COMPRESSED && exchange == TAGC_EXCHANGE_DENSE);
+    r->is_dense = options->sparsity == 0 && options->format <= TAGC_FORMAT_BF16;
     find_shares(d->setup, options->ranks_per_host, &r->within_share, &r->remote_share);
     return count_reduction(d->setup, r);
 }

@@ -11,10 +11,10 @@
 
 enum { MAX_WHOLE_STEPS = 4 };
 
-/* ---- jobs: the order of work and transfers in lib/exchange, dense.c and direct/direct.c. Many small pieces are merged into a few,
+/* ---- jobs: the order of work and transfers in lib/exchange/direct, whole.c and direct.c. Many small pieces are merged into a few,
  * because the order of waits matters much more than the number of pieces ---- */
 
-enum { DEPTH = 3, MAX_CHUNKS = 16, MAX_PEERS = 12 };
+enum { MAX_CHUNKS = 16, MAX_PEERS = 12 };
 /* Of a job, with room to spare. The longest is direct in two levels with MAX_PEERS batches and sums that return. */
 enum { MAX_OPS = 160, MAX_TRANSFERS = 80 };
 
@@ -30,7 +30,7 @@ typedef struct builder {
 
 /* Every value as fp32 or bf16. */
 static int is_plain(const tagc_reducer_options *o) {
-    return o->exchange == TAGC_EXCHANGE_DENSE || (o->sparsity == 0 && o->format <= TAGC_FORMAT_BF16);
+    return o->sparsity == 0 && o->format <= TAGC_FORMAT_BF16;
 }
 
 /* Selecting and encoding is one pass over what the ranks of a host have added up. */
@@ -80,19 +80,20 @@ static void agree(builder *b, int lane, double n_bytes) {
 static void dense_step(builder *b, const tagc_reduction *r) {
     enum { IN, OUT, AGREEMENT };
     const double *n_bytes = r->volume.n_bytes;
+    int depth = r->volume.n_moving;
     int in[MAX_CHUNKS], out[MAX_CHUNKS];
     size_t chunk = r->volume.chunk_elems, shard = (size_t)(r->options.n_elems / (uint64_t)r->n_ranks);
     size_t n_real = chunk ? (shard + chunk - 1) / chunk : 1;
     int n = n_real < MAX_CHUNKS ? (int)n_real : MAX_CHUNKS, is_all = r->options.output != TAGC_OUTPUT_SHARD;
-    for (int c = 0; c < n && c < DEPTH; c++) in[c] = post(b, IN, n_bytes[TAGC_LEG_VALUES] / n);
+    for (int c = 0; c < n && c < depth; c++) in[c] = post(b, IN, n_bytes[TAGC_LEG_VALUES] / n);
     for (int c = 0; c < n; c++) {
         wait(b, in[c]);
-        if (is_all && c >= DEPTH) wait(b, out[c - DEPTH]);
+        if (is_all && c >= depth) wait(b, out[c - depth]);
         if (is_all) out[c] = post(b, OUT, n_bytes[TAGC_LEG_RESULT] / n);
-        if (c + DEPTH < n) in[c + DEPTH] = post(b, IN, n_bytes[TAGC_LEG_VALUES] / n);
+        if (c + depth < n) in[c + depth] = post(b, IN, n_bytes[TAGC_LEG_VALUES] / n);
     }
     int agreement = post(b, AGREEMENT, n_bytes[TAGC_LEG_CONTROL]); /* beside the sums */
-    for (int c = n > DEPTH ? n - DEPTH : 0; is_all && c < n; c++) wait(b, out[c]);
+    for (int c = n > depth ? n - depth : 0; is_all && c < n; c++) wait(b, out[c]);
     wait(b, agreement);
 }
 
@@ -202,8 +203,8 @@ static tagc_status create_job(const tagc_reduction *r, const tagc_costs *costs, 
     int exchange = r->options.exchange;
     if (r->n_ranks == 1 || !costs)
         return TAGC_OK; /* a single rank sends nothing, and its work is negligible */
-    if (exchange != TAGC_EXCHANGE_DENSE && exchange != TAGC_EXCHANGE_DIRECT)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is %s, allowed in a forecast: dense and direct",
+    if (exchange != TAGC_EXCHANGE_DIRECT)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is %s, allowed in a forecast: direct",
                          tagc_exchange_names[exchange]);
     codec_work work = find_work(r, costs);
     out->ops = malloc(MAX_OPS * sizeof *out->ops);
@@ -212,7 +213,7 @@ static tagc_status create_job(const tagc_reduction *r, const tagc_costs *costs, 
         destroy_job(out);
         return tagc_fail(TAGC_ERR_MEMORY, "no memory for the steps of a reducer");
     }
-    if (exchange == TAGC_EXCHANGE_DENSE)
+    if (tagc_reducer_options_are_whole(&r->options))
         dense_step(&b, r);
     else if (r->is_dense)
         dense_step_between(&b, r);

@@ -2,6 +2,7 @@
 #include "sizes/memory.h"
 
 #include "core/status.h"
+#include "exchange/options.h"
 #include "exchange/volume.h"
 #include "sizes/catalogue.h"
 #include "tagc/schedule.h"
@@ -26,11 +27,11 @@ static int count_alike(alike *found, size_t *n_found, uint64_t residual) {
     return found[i].n++;
 }
 
-/* What a step takes beside its reducer's own where a tagc_model asks for rows: direct has one, and one of sums if these are sent back; dense
- * has the gradient, whose place the sums take. */
+/* What a step takes beside its reducer's own where a tagc_model asks for rows: direct has one, and one of sums if these are sent back; where
+ * it sends whole values it has the gradient, whose place the sums take. */
 static uint64_t fed_bytes(const tagc_reducer_options *part, int world_size) {
-    uint64_t row = (part->n_elems / (uint64_t)world_size * sizeof(float) + 63) / 64 * 64;
-    if (part->exchange == TAGC_EXCHANGE_DIRECT) return (part->output == TAGC_OUTPUT_SHARD ? 1 : 2) * row;
+    uint64_t row = tagc_aligned(part->n_elems / (uint64_t)world_size * sizeof(float));
+    if (!tagc_reducer_options_are_whole(part)) return (part->output == TAGC_OUTPUT_SHARD ? 1 : 2) * row;
     return part->n_elems * sizeof(float);
 }
 
@@ -69,7 +70,7 @@ uint64_t tagc_plan_packed(const tagc_reducer_options *parts, size_t n, int world
                           int n_bytes) {
     uint64_t gradients = 0, apart = 0, stays = 0;
     for (size_t i = 0; i < n; i++) {
-        int is_dense = parts[i].exchange == TAGC_EXCHANGE_DENSE;
+        int is_dense = tagc_reducer_options_are_whole(&parts[i]);
         uint64_t own = parts[i].n_elems * (is_dense ? 4 : (uint64_t)n_bytes);
         gradients += own;
         if (is_dense || (is_ddp && n_bytes < 4)) apart += parts[i].n_elems;
@@ -144,7 +145,7 @@ static size_t list_parts(const unit_values *unit, const deployment *d, int level
         part->n_elems = (values[kind] + grain - 1) / grain * 16 * (uint64_t)d->ranks;
         part->tag = number;
         if (d->is_ddp) part->output = TAGC_OUTPUT_UNIT;
-        part->exchange = kind == 2 ? TAGC_EXCHANGE_DENSE : TAGC_EXCHANGE_DIRECT;
+        if (kind == 2) tagc_reducer_options_send_whole(part, TAGC_FORMAT_FP32);
         if (kind == 2) continue;
         (void)tagc_schedule_plan_of_level(NULL, kind == 1 ? TAGC_CLASS_MILD : TAGC_CLASS_COMPRESSED, level,
                                           &plan); /* cannot fail: there is such a level */

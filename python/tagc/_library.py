@@ -33,7 +33,7 @@ LEGS = ("index", "values", "leftover", "result", "gather", "control")
 N_PHASES = 5
 MAX_PHASES = 16
 PHASES = ("select", "index", "encode", "decode", "wait")
-EXCHANGES = {"dense": 0, "sketch": 1, "packed": 2, "direct": 3}
+EXCHANGES = {"sketch": 1, "packed": 2, "direct": 3}
 FORMATS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "int2": 4}
 RESIDUAL_NONE = -2  # of ReducerOptions.residual, which is else one of FORMATS
 ROUNDINGS = {"nearest": 0, "stochastic": 1}
@@ -176,6 +176,17 @@ class ScheduleOptions(Structure):
     ]
 
 
+class ScheduleConstants(Structure):
+    _fields_ = [
+        ("struct_bytes", c_size_t),
+        ("window", c_int),
+        ("fresh_windows", c_int),
+        ("largest_share", c_double),
+        ("most_share", c_double),
+        ("block_of_every", c_int),
+    ]
+
+
 class ScheduleParameter(Structure):
     _fields_ = [("name", c_char_p), ("n_elems", c_uint64), ("kind", c_int)]
 
@@ -221,6 +232,8 @@ class Alarm(Structure):
     _fields_ = [("kind", c_int), ("n_parameters", c_size_t), ("worst", c_size_t), ("value", c_double)]
 
 
+LEVELS = {"fresh": 0, "every": 1, "largest": 2, "last": 3}
+MOMENTS = {"stays": 0, "shortens": 1, "none": 2}
 CLASSES = {"compressed": 0, "mild": 1, "dense": 2}
 ELEMENTS = {"fp32": 0, "bf16": 1, "fp16": 2}
 
@@ -246,8 +259,8 @@ class ModelOptions(Structure):
         ("residual", c_int), ("min_elems", c_uint64), ("n_threads", c_int), ("exchange", c_int),
         ("paper", c_void_p), ("cut", c_int), ("block", c_int), ("result_format", c_int),
         ("result_sparsity", c_double), ("follows", c_void_p), ("numbers", POINTER(c_uint32)),
-        ("tag", c_uint64), ("rests", c_uint64), ("apart", POINTER(c_uint32)),
-        ("within_format", c_int), ("name", c_char_p),
+        ("tag", c_uint64), ("rests", c_uint64), ("name", c_char_p), ("summed", c_uint64),
+        ("apart", POINTER(c_uint32)),
     ]  # fmt: skip
 
 
@@ -323,7 +336,7 @@ _FUNCTIONS = {
     "tagc_native_destroy": ([c_void_p], None),
     "tagc_comm_is_idle": ([c_void_p], c_int),
     "tagc_comm_bytes": ([c_void_p, POINTER(c_uint64), POINTER(c_uint64), c_int], None),
-    "tagc_comm_all_gather": ([c_void_p, c_void_p, c_size_t, c_void_p], c_int),
+    "tagc_comm_all_gather": ([c_void_p, c_void_p, c_size_t, c_void_p, c_size_t], c_int),
     "tagc_comm_abort": ([c_void_p, c_char_p], None),
     "tagc_comm_failed_rank": ([c_void_p], c_int),
     "tagc_comm_destroy": ([c_void_p], None),
@@ -389,6 +402,7 @@ _FUNCTIONS = {
     "tagc_changes_check": ([c_int, c_void_p, c_uint64, c_uint64, POINTER(c_int)], c_int),
     "tagc_changes_apply": ([c_int, c_void_p, c_uint64, c_void_p, c_uint64], c_int),
     "tagc_schedule_options_init_sized": ([POINTER(ScheduleOptions), c_size_t], None),
+    "tagc_schedule_constants_init_sized": ([POINTER(ScheduleConstants), c_size_t], None),
     "tagc_schedule_create": (
         [POINTER(ScheduleOptions), POINTER(ScheduleParameter), c_size_t, POINTER(c_void_p)],
         c_int,
@@ -460,6 +474,18 @@ _FUNCTIONS = {
     "tagc_model_get_residual": ([c_void_p, c_uint32, POINTER(Piece), c_size_t], c_int),
     "tagc_model_set_residual": ([c_void_p, c_uint32, POINTER(Piece), c_size_t], c_int),
     "tagc_model_forget": ([c_void_p], c_int),
+    "tagc_model_create_on": (
+        [c_void_p, c_void_p, c_void_p, POINTER(Tensor), c_size_t, POINTER(ModelOptions), POINTER(c_void_p)],
+        c_int,
+    ),
+    "tagc_model_prepare_on": (
+        [c_void_p, c_uint32, POINTER(Piece), c_size_t, POINTER(Piece), c_size_t],
+        c_int,
+    ),
+    "tagc_model_begin_on": (
+        [c_void_p, c_uint32, POINTER(Piece), c_size_t, POINTER(Piece), c_size_t, c_void_p, c_int],
+        c_int,
+    ),
     "tagc_device_open": ([c_char_p, c_char_p, c_int, POINTER(c_void_p)], c_int),
     "tagc_device_text": ([c_void_p], c_char_p),
     "tagc_device_close": ([c_void_p], None),

@@ -65,7 +65,7 @@ static void files_come_to(void **state) {
     static const struct {
         const char *file, *words;
     } files[] = {
-        {"fsdp", "dense 0.9875 auto or packed 0.9 0.95 dense 0 none block full"},
+        {"fsdp", "dense 0.95 auto or packed 0.9 0.95 dense 0 none block full"},
         {"demo", "direct 0.95 auto or packed 0.5 auto * 0.85 non-attention-linear block full"},
         {"packed", "packed 0.9875 auto or packed 0.9 0.95 dense 0 non-attention-linear block full"},
         {"paper-gpt2-162m", "sketch 0.9875 10 or estimate 0.9 0.95 dense 0 paper matrix full"},
@@ -114,11 +114,11 @@ static void come_to(const char *arm, double sparsity, double beta1_compressed, i
 /* What is not given depends on the exchange; what is given stays. */
 static void defaults_follow_the_exchange(void **state) {
     (void)state;
-    enum { DENSE = TAGC_EXCHANGE_DENSE, DIRECT = TAGC_EXCHANGE_DIRECT };
+    enum { DENSE = TAGC_NO_MILD, DIRECT = TAGC_EXCHANGE_DIRECT };
     come_to("direct", 0.95, 0.5, DIRECT, 0.85);
     come_to("direct+exchange=packed", 0.9875, 0.9, DENSE, 0);
     come_to("direct+exchange=sketch+beta1=0.8", 0.9875, 0.8, DENSE, 0);
-    come_to("direct+exchange=dense", 0.9875, 0.9, DENSE, 0);
+    come_to("direct+exchange=dense", 0, 0.9, DENSE, 0);
     come_to("direct+compress=none", 0.95, 0.9, DENSE, 0);
     come_to("direct+sparsity=0", 0, 0.9, DIRECT, 0);
     come_to("direct+sparsity=0.5", 0.5, 0.5, DIRECT, 0.5);

@@ -206,11 +206,19 @@ static void refuses_lying_fields(void **state) {
         size_t at;
         uint32_t value;
         const char *part;
-    } lies[] = {
-        {8, 3, "version is 3"},          {12, 0, "token_bytes is 0"},     {12, 3, "token_bytes is 3"},
-        {12, 0x80000000, "token_bytes"}, {16, 0, "vocab_size is 0"},      {16, 0x80000000, "vocab_size"},
-        {24, 0, "n_tokens is 0"},        {24, 41, "n_tokens is 41"},      {28, 1, "n_tokens"},
-        {28, 0x80000000, "n_tokens"},    {104, 300, "end_of_text is 300"}};
+    } lies[] = {{8, 3, "version is 3"},
+                {12, 0, "token_bytes is 0"},
+                {12, 3, "token_bytes is 3"},
+                {12, 0x80000000, "token_bytes"},
+                {16, 0, "vocab_size is 0"},
+                {16, 0x80000000, "vocab_size"},
+                {24, 0, "n_tokens is 0"},
+                {24, 41, "n_tokens is 41"},
+                {28, 1, "n_tokens"},
+                {40, 0xe962, "tokenizer has a byte 0xe9"},
+                {40, 0x1b, "tokenizer has a byte 0x1b"},
+                {28, 0x80000000, "n_tokens"},
+                {104, 300, "end_of_text is 300"}};
     (void)state;
     uint32_t values[40] = {0};
     uint8_t file[128 + 80];

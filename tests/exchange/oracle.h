@@ -63,6 +63,8 @@ static inline void oracle_step(const tagc_reducer_options *options, int world_si
         for (size_t r = 0; r < W; r++) in_union |= selected[r * n + i];
         float sum = 0;
         int64_t fixed_sum = 0;
+        int divides_first = options->exchange == TAGC_EXCHANGE_DIRECT &&
+                            options->output == TAGC_OUTPUT_SHARD && (W & (W - 1)) != 0;
         for (size_t r = 0; r < W; r++) {
             float a = acc[r * n + i], sent = in_union && (fill || selected[r * n + i]) ? a : -0.0f;
             int is_sent = in_union && (fill || selected[r * n + i]);
@@ -72,11 +74,12 @@ static inline void oracle_step(const tagc_reducer_options *options, int world_si
                 fixed_sum += fixed;
                 if (is_sent) left = (float)(sent - ldexp((double)fixed, -exponent));
             }
-            sum = r == 0 ? sent : sum + sent;
+            float part = divides_first ? sent * scale : sent;
+            sum = r > 0 ? sum + part : options->exchange == TAGC_EXCHANGE_DIRECT ? part + 0.0f : part;
             residuals[r * n + i] = zero_as_residual(left);
         }
         if (is_fixed) sum = (float)ldexp((double)(float)fixed_sum, -exponent);
-        output[i] = in_union ? (scale == 1.0f ? sum : sum * scale) : 0.0f;
+        output[i] = in_union ? (scale == 1.0f || divides_first ? sum : sum * scale) : 0.0f;
     }
     free(selected);
     free(acc);

@@ -13,6 +13,7 @@
 #include "exchange/gatherer/gatherer.h"
 #include "exchange/options.h"
 #include "exchange/reducer.h"
+#include "whole.h"
 
 enum { ORDER_TEXT_BYTES = 512, ORDER_STEPS = 4, ORDER_SWAPPED = 1 };
 
@@ -190,8 +191,8 @@ static inline void order_of_all(order_check *c, int has_paper, int is_short) {
     static const struct {
         int exchange, format, output, residual, is_large, per_host;
         double sparsity;
-    } steps[] = {{TAGC_EXCHANGE_DENSE, -1, TAGC_OUTPUT_SHARD, -1, 0, 1, -1},
-                 {TAGC_EXCHANGE_DENSE, TAGC_FORMAT_BF16, TAGC_OUTPUT_UNIT, -1, 0, 1, -1},
+    } steps[] = {{WHOLE, -1, TAGC_OUTPUT_SHARD, -1, 0, 1, -1},
+                 {WHOLE, TAGC_FORMAT_BF16, TAGC_OUTPUT_UNIT, -1, 0, 1, -1},
                  {TAGC_EXCHANGE_DIRECT, -1, TAGC_OUTPUT_SHARD, -1, 0, 1, 0.9},
                  {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT4, TAGC_OUTPUT_UNIT, -1, 0, 1, 0.9},
                  {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, TAGC_OUTPUT_UNIT, -1, 0, 1, 0},
@@ -208,12 +209,12 @@ static inline void order_of_all(order_check *c, int has_paper, int is_short) {
         tagc_reducer_options o;
         tagc_reducer_options_init(&o);
         o.n_elems = steps[i].is_large ? large : small;
-        o.exchange = steps[i].exchange;
         o.format = steps[i].format;
         o.output = steps[i].output;
         o.residual = steps[i].residual;
         o.sparsity = steps[i].sparsity;
         o.ranks_per_host = steps[i].per_host;
+        set_exchange(&o, steps[i].exchange);
         c->has_names = i % 2 == 1;
         order_of_reducers(c, &o);
         if (c->failure[0])

@@ -4,6 +4,7 @@
 #include "../lengths.h"
 #include "../transport/pattern.h"
 #include "../transport/ranks.h"
+#include "whole.h"
 
 enum { N_RANKS = 5, N_ELEMS = N_RANKS * 512 };
 
@@ -45,8 +46,8 @@ static tagc_reducer *make_reducer(tagc_comm *comm, int exchange) {
     tagc_reducer_options options;
     tagc_reducer_options_init(&options);
     options.n_elems = N_ELEMS;
-    options.exchange = exchange;
-    options.sparsity = exchange == TAGC_EXCHANGE_DENSE ? -1 : 0.9;
+    options.sparsity = 0.9;
+    set_exchange(&options, exchange);
     tagc_reducer *reducer;
     return tagc_reducer_create(comm, &options, &reducer) == TAGC_OK ? reducer : NULL;
 }
@@ -99,7 +100,7 @@ static int count_echoed(const delaying_options *options, int exchange) {
 
 static void test_reducers(void **state) {
     (void)state;
-    static const int exchanges[] = {TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_PACKED, TAGC_EXCHANGE_DIRECT};
+    static const int exchanges[] = {WHOLE, TAGC_EXCHANGE_PACKED, TAGC_EXCHANGE_DIRECT};
     for (int i = 0; i < 6; i++) {
         delaying_options options = {.world_size = N_RANKS, .latency_s = 1e-3, .has_lanes = i % 2};
         shared *all = calloc(1, sizeof *all);

@@ -4,6 +4,7 @@
 #include "../meeting.h"
 #include "paper.h"
 #include "ranks.h"
+#include "whole.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -70,7 +71,7 @@ static void reducer_body(rank_run *run) {
     make_arrays(run, &a);
     tagc_reducer_options_init(&options);
     options.n_elems = (uint64_t)run->world_size * SHARD;
-    options.exchange = c->exchange;
+    set_exchange(&options, c->exchange);
     options.n_threads = 2;
     CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK);
     CHECK(run, tagc_reducer_create(run->comm, &options, &other) == TAGC_OK); /* shares its spares */
@@ -92,7 +93,7 @@ static void reducer_body(rank_run *run) {
 static void test_reducers_after_their_comm(void **state) {
     (void)state;
     rank_run runs[MAX_RANKS];
-    static const int exchanges[] = {TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT, TAGC_EXCHANGE_PACKED};
+    static const int exchanges[] = {WHOLE, TAGC_EXCHANGE_DIRECT, TAGC_EXCHANGE_PACKED};
     for (size_t i = 0; i < sizeof exchanges / sizeof exchanges[0]; i++)
         for (ends_moment moment = AT_REST; moment < N_MOMENTS; moment++) {
             ends_case c = {.exchange = exchanges[i], .moment = moment};
@@ -206,7 +207,7 @@ static void test_a_group_before_its_comms(void **state) {
     tagc_local_group_destroy(group);
     tagc_reducer_options_init(&options);
     options.n_elems = SHARD;
-    options.exchange = TAGC_EXCHANGE_DENSE;
+    set_exchange(&options, WHOLE);
     assert_int_equal(tagc_reducer_create(comms[0], &options, &reducer), TAGC_OK);
     assert_int_equal(run_reducer(reducer, gradient, output, NULL), TAGC_OK);
     assert_true(output[0] == 1);
@@ -256,7 +257,7 @@ static void test_forks(void **state) {
     tagc_reducer_options_init(&options);
     tagc_gatherer_options_init(&gathers);
     options.n_elems = gathers.n_elems = SHARD;
-    options.exchange = TAGC_EXCHANGE_DENSE;
+    set_exchange(&options, WHOLE);
     options.n_threads = 2; /* of its own, which a fork has not, either */
     assert_int_equal(tagc_reducer_create(comm, &options, &reducer), TAGC_OK);
     assert_int_equal(tagc_gatherer_create(comm, &gathers, &gatherer), TAGC_OK);

@@ -6,6 +6,7 @@
 #include "exchange/direct/direct.h"
 #include "ranks.h"
 #include "transport/comm_private.h"
+#include "whole.h"
 
 #include <stdatomic.h>
 
@@ -18,9 +19,9 @@ static const struct {
     double sparsity;
 } plan[N_UNITS] = {
     {TAGC_EXCHANGE_DIRECT, 0, 1, 640, 0.95}, {TAGC_EXCHANGE_DIRECT, 1, 1, 640, 0.9},
-    {TAGC_EXCHANGE_PACKED, 0, 1, 640, 0.9},  {TAGC_EXCHANGE_DENSE, 1, 1, 5000, -1},
+    {TAGC_EXCHANGE_PACKED, 0, 1, 640, 0.9},  {WHOLE, 1, 1, 5000, -1},
     {TAGC_EXCHANGE_SKETCH, 1, 1, 300, 0.9},  {TAGC_EXCHANGE_DIRECT, 2, 2, 200, 0.8},
-    {TAGC_EXCHANGE_DIRECT, 1, 2, 300, 0},    {TAGC_EXCHANGE_DENSE, 0, 1, 64, -1},
+    {TAGC_EXCHANGE_DIRECT, 1, 2, 300, 0},    {WHOLE, 0, 1, 64, -1},
     {TAGC_EXCHANGE_DIRECT, 0, 1, 0, 0.99}, /* 2^20 elements and a few, whatever the number of ranks */
 };
 
@@ -39,10 +40,10 @@ static tagc_reducer *make(rank_run *run, tagc_comm *comm, int u) {
     tagc_reducer_options options;
     tagc_reducer *reducer = NULL;
     tagc_reducer_options_init(&options);
-    options.exchange = plan[u].exchange;
     options.output = plan[u].output;
     options.ranks_per_host = run->world_size % plan[u].per_host == 0 ? plan[u].per_host : 1;
     options.sparsity = plan[u].sparsity;
+    set_exchange(&options, plan[u].exchange);
     options.n_elems = elems_of(u, run->world_size);
     if (!CHECK(run, tagc_reducer_create(comm, &options, &reducer) == TAGC_OK)) return NULL;
     if (plan[u].shard == 0) { /* buffers are laid out again, with the smallest window */

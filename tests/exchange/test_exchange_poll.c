@@ -4,6 +4,7 @@
 #include "core/clock.h"
 #include "oracle.h"
 #include "ranks.h"
+#include "whole.h"
 
 enum { SHARD = 512 };
 static const double most_s = 60;    /* of a machine that is busy with other things */
@@ -55,7 +56,7 @@ static void reducer_body(rank_run *run) {
     float *gradient = filled(n, run->rank), output[SHARD];
     tagc_reducer_options options;
     tagc_reducer_options_init(&options);
-    options.exchange = t->exchange;
+    set_exchange(&options, t->exchange);
     options.n_elems = n;
     tagc_reducer *reducer;
     if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK)) return;
@@ -82,7 +83,7 @@ static void reducers_are_polled(void **state) {
     (void)state;
     rank_run runs[MAX_RANKS];
     for (int world_size = 2; world_size <= 4; world_size += 2)
-        for (int exchange = TAGC_EXCHANGE_DENSE; exchange <= TAGC_EXCHANGE_DIRECT; exchange++) {
+        for (int exchange = WHOLE; exchange <= TAGC_EXCHANGE_DIRECT; exchange++) {
             trial t = {.exchange = exchange};
             pthread_barrier_init(&t.barrier, NULL, (unsigned)world_size);
             run_ranks(world_size, reducer_body, &t, NULL, runs);

@@ -5,6 +5,7 @@
 #include "../meeting.h"
 #include "../repeats.h"
 #include "ranks.h"
+#include "whole.h"
 
 #include <math.h>
 #include <time.h>
@@ -20,14 +21,14 @@ static const struct {
     uint64_t shard;
     int per_host;
 } plan[N_UNITS] = {
-    {TAGC_EXCHANGE_DENSE, TAGC_FORMAT_FP32, 0, 4 * CHUNK + 5, 1},
-    {TAGC_EXCHANGE_DENSE, TAGC_FORMAT_BF16, 0, 3000, 1},
+    {WHOLE, TAGC_FORMAT_FP32, 0, 4 * CHUNK + 5, 1},
+    {WHOLE, TAGC_FORMAT_BF16, 0, 3000, 1},
     {TAGC_EXCHANGE_PACKED, TAGC_FORMAT_FP32, 0, 2000, 1},
     {TAGC_EXCHANGE_SKETCH, TAGC_FORMAT_FP32, 0, 2000, 1},
     {TAGC_EXCHANGE_PACKED, TAGC_FORMAT_FP32, 1, 2000, 1},
-    {TAGC_EXCHANGE_DENSE, TAGC_FORMAT_FP32, 1, 777, 1},
-    {TAGC_EXCHANGE_DENSE, TAGC_FORMAT_BF16, 1, CHUNK + 1, 1},
-    {TAGC_EXCHANGE_DENSE, TAGC_FORMAT_FP32, 0, 1, 1},
+    {WHOLE, TAGC_FORMAT_FP32, 1, 777, 1},
+    {WHOLE, TAGC_FORMAT_BF16, 1, CHUNK + 1, 1},
+    {WHOLE, TAGC_FORMAT_FP32, 0, 1, 1},
     {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 1, 5000, 3}, /* rows within one host start early */
     {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 0, 2000, 1},
     {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 1, 2000, 1},
@@ -60,7 +61,7 @@ static size_t n_outputs(int u) {
 }
 
 static size_t n_residuals(int u) {
-    return plan[u].exchange == TAGC_EXCHANGE_DENSE ? 0 : n_elems(u);
+    return plan[u].exchange == WHOLE ? 0 : n_elems(u);
 }
 
 static void fill_gradient(float *gradient, int rank, int step, int u) {
@@ -104,11 +105,11 @@ static int make(rank_run *run, tagc_reducer **reducers, tagc_gatherer **gatherer
     for (int u = 0; u < N_UNITS; u++) {
         tagc_reducer_options options;
         tagc_reducer_options_init(&options);
-        options.exchange = plan[u].exchange;
         options.format = plan[u].wire;
         options.output = plan[u].all_reduce;
         options.n_elems = n_elems(u);
-        options.sparsity = options.exchange == TAGC_EXCHANGE_DENSE ? 0 : 0.9;
+        options.sparsity = 0.9;
+        set_exchange(&options, plan[u].exchange);
         options.ranks_per_host = plan[u].per_host;
         if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducers[u]) == TAGC_OK)) return 0;
     }

@@ -4,6 +4,7 @@
 #include "../repeats.h"
 #include "ranks.h"
 #include "rounds.h"
+#include "whole.h"
 
 #include <math.h>
 
@@ -49,7 +50,7 @@ static int run_units(rounds *net, unit *units, int n_units) {
 static tagc_reducer_options options_of(int exchange, int world_size, uint64_t shard) {
     tagc_reducer_options o;
     tagc_reducer_options_init(&o);
-    o.exchange = exchange;
+    set_exchange(&o, exchange);
     o.n_elems = shard * (uint64_t)world_size;
     return o;
 }
@@ -79,7 +80,7 @@ static void test_rounds_of_a_step(void **state) {
     static const int worlds[] = {2, 3, 8, 64, 200};
     for (int w = 0; w < REPEATS(5, 5, 3); w++) {
         int W = worlds[w];
-        tagc_reducer_options o = options_of(TAGC_EXCHANGE_DENSE, W, 512);
+        tagc_reducer_options o = options_of(WHOLE, W, 512);
         count(&o, W, 1, 2);
         o.output = TAGC_OUTPUT_UNIT;
         count(&o, W, 1, 2); /* the agreement goes beside the sums */
@@ -105,7 +106,7 @@ static void test_rounds_of_a_step(void **state) {
 static void test_rounds_of_many_units(void **state) {
     (void)state;
     for (int n_units = 1; n_units <= 16; n_units += 5) {
-        tagc_reducer_options o = options_of(TAGC_EXCHANGE_DENSE, 8, 512);
+        tagc_reducer_options o = options_of(WHOLE, 8, 512);
         count(&o, 8, n_units, 2);
         o = options_of(TAGC_EXCHANGE_DIRECT, 8, 512);
         count(&o, 8, n_units, 2);
@@ -113,7 +114,7 @@ static void test_rounds_of_many_units(void **state) {
         count(&o, 8, n_units, 4);
         o = options_of(TAGC_EXCHANGE_SKETCH, 8, 512);
         count(&o, 8, n_units, 4 + n_units);
-        o = options_of(TAGC_EXCHANGE_DENSE, 8, 512);
+        o = options_of(WHOLE, 8, 512);
         o.output = TAGC_OUTPUT_UNIT;
         count(&o, 8, n_units, 2);
         o = options_of(TAGC_EXCHANGE_DIRECT, 8, 512);
@@ -237,7 +238,7 @@ static void other_k(rounds *net, int lane, int n, int from, uint8_t *bytes, uint
 
 /* Units of every exchange; the damaged one is a direct one in the middle. */
 static int mixed(tagc_reducer_options *options) {
-    static const int exchanges[] = {TAGC_EXCHANGE_DIRECT, TAGC_EXCHANGE_PACKED, TAGC_EXCHANGE_DENSE,
+    static const int exchanges[] = {TAGC_EXCHANGE_DIRECT, TAGC_EXCHANGE_PACKED, WHOLE,
                                     TAGC_EXCHANGE_DIRECT, TAGC_EXCHANGE_SKETCH, TAGC_EXCHANGE_DIRECT};
     for (int u = 0; u < 6; u++) {
         options[u] = options_of(exchanges[u], 4, 512);
@@ -256,7 +257,7 @@ static void check_one_failed(rounds_damage damage, uint64_t where, tagc_status d
     rounds_create(&sound, 4);
     damaged_step(&sound, &without, options, n, NULL);
     net.lane = LANE_HEADERS;
-    net.turn = 2; /* unions of packed travel on the lane, too: direct 0, packed, direct 3 */
+    net.turn = 3; /* of direct 0, unions of packed, whole values, direct 3 */
     net.where = where;
     damaged_step(&net, &with, options, n, damage);
     assert_true(net.n_damaged > 0);

@@ -5,6 +5,7 @@
 #include "ranks.h"
 #include "transport/comm_private.h"
 #include "transport/work.h"
+#include "whole.h"
 
 enum { MB = 1 << 20 };
 
@@ -144,7 +145,7 @@ static void more_steps_than_have_room(rank_run *run) {
     float *gradients[N_UNITS], *outputs[N_UNITS];
     tagc_reducer_options options;
     tagc_reducer_options_init(&options);
-    options.exchange = TAGC_EXCHANGE_DENSE;
+    set_exchange(&options, WHOLE);
     options.op = TAGC_OP_SUM;
     options.n_elems = n;
     for (int u = 0; u < N_UNITS; u++) {

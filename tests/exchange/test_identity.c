@@ -3,6 +3,7 @@
 #include "../meeting.h"
 #include "orders.h"
 #include "ranks.h"
+#include "whole.h"
 
 #ifdef TAGC_SANITIZED
 enum { IS_SHORT = 1 };
@@ -77,9 +78,9 @@ static void unlike_body(rank_run *run) {
         tagc_reducer_options o;
         tagc_reducer_options_init(&o);
         o.n_elems = of->shards[u] * W;
-        o.exchange = of->exchange;
         o.format = of->format;
         o.sparsity = of->sparsity;
+        set_exchange(&o, of->exchange);
         tagc_gatherer_options p;
         tagc_gatherer_options_init(&p);
         p.n_elems = of->shards[u] * W;
@@ -115,7 +116,7 @@ static void unlike_body(rank_run *run) {
 
 static void test_other_lengths(void **state) {
     (void)state;
-    static const unlike cases[] = {{TAGC_EXCHANGE_DENSE, -1, -1, {512, 1024}, 0},
+    static const unlike cases[] = {{WHOLE, -1, -1, {512, 1024}, 0},
                                    {TAGC_EXCHANGE_DIRECT, -1, 0.9, {512, 4096}, 0},
                                    {TAGC_EXCHANGE_PACKED, -1, 0.9, {512, 4096}, 0},
                                    {TAGC_EXCHANGE_DIRECT, -1, 0.98, {(1u << 20) + 64, 1u << 21}, 0},

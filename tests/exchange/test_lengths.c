@@ -2,6 +2,7 @@
  * or behind its arrays is read or written. */
 #include "exchange/exchange.h"
 #include "ranks.h"
+#include "whole.h"
 
 #include <math.h>
 
@@ -106,12 +107,12 @@ static void any_size_body(rank_run *run) {
     tagc_reducer_options options;
     tagc_reducer_options_init(&options);
     options.n_elems = t->n;
-    options.exchange = t->exchange;
     options.output = t->output;
     options.op = TAGC_OP_SUM;
     options.sparsity = t->is_exact ? 0 : 0.5;
-    if (t->exchange != TAGC_EXCHANGE_DENSE) options.residual = TAGC_FORMAT_FP32; /* others round */
+    options.residual = TAGC_FORMAT_FP32; /* others round */
     if (t->is_exact || t->exchange != TAGC_EXCHANGE_DIRECT) options.format = TAGC_FORMAT_FP32;
+    set_exchange(&options, t->exchange);
     tagc_reducer *reducer;
     tagc_status status = tagc_reducer_create(run->comm, &options, &reducer);
     if (status == TAGC_ERR_UNSUPPORTED && !tagc_exchange_of(t->exchange)) return; /* built without it */
@@ -135,7 +136,8 @@ static void any_size_body(rank_run *run) {
         CHECK(run, n_residual == n_rows);
         float *own = calloc(n_rows, sizeof *own), *all = calloc(n_rows * MAX_RANKS, sizeof *all);
         CHECK(run, tagc_reducer_get_residual(reducer, own, n_rows) == TAGC_OK);
-        CHECK(run, tagc_comm_all_gather(run->comm, own, n_rows * sizeof *own, all) == TAGC_OK);
+        CHECK(run, tagc_comm_all_gather(run->comm, own, n_rows * sizeof *own, all,
+                                        (size_t)run->world_size * n_rows * sizeof *all) == TAGC_OK);
         for (uint64_t i = 0; i < n_own; i++) {
             for (int r = 0; r < run->world_size; r++) got[i] += (double)all[(uint64_t)r * n_rows + first + i];
             CHECK(run, fabs(got[i] - wanted[i]) < 1e-4);
@@ -156,10 +158,10 @@ static void test_any_size(void **state) {
             for (int kind = 0; kind < 14; kind++) {
                 trial t = {.n = sizes[s], .is_exact = kind % 2 == 0};
                 t.exchange = kind < 8    ? TAGC_EXCHANGE_DIRECT
-                             : kind < 10 ? TAGC_EXCHANGE_DENSE
+                             : kind < 10 ? WHOLE
                              : kind < 12 ? TAGC_EXCHANGE_SKETCH
                                          : TAGC_EXCHANGE_PACKED;
-                if (t.exchange == TAGC_EXCHANGE_DENSE) t.is_exact = 1;
+                if (t.exchange == WHOLE) t.is_exact = 1;
                 t.output = kind < 8 ? (kind / 2 + 1) % 2 : (int)(s + w + (size_t)kind) % 2;
                 t.in_place = kind >= 6 && kind < 8 && t.output == TAGC_OUTPUT_UNIT && worlds[w] > 1;
                 run_ranks(worlds[w], any_size_body, &t, NULL, runs);

@@ -298,6 +298,7 @@ static void life_body(rank_run *run) {
     tagc_reducer_options_init(&options);
     options.n_elems = 128;
     options.residual = TAGC_RESIDUAL_NONE; /* by default every value, in 4 bits */
+    options.tag = 7;                       /* one unit, twice */
     for (size_t i = 0; i < 128; i++) gradient[i] = random_gradient(3, run->rank, i);
     if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK)) return;
     CHECK(run, tagc_reducer_residual_format(reducer) == TAGC_RESIDUAL_NONE);

@@ -4,6 +4,7 @@
 #include "direct_oracle.h"
 #include "oracle.h"
 #include "ranks.h"
+#include "whole.h"
 
 #include <math.h>
 
@@ -81,9 +82,11 @@ static tagc_status run_step(tagc_reducer *reducer, const experiment *x, size_t r
     else
         memcpy(gradient, x->gradients + row, n * sizeof *gradient);
     size_t n_out = x->options.output ? n : shard;
-    if (x->is_in_place) output = gradient + (x->options.gradient ? 0 : (n - n_out) / 2);
+    int in_rows = tagc_reducer_options_are_whole(&x->options); /* then only where a row begins */
+    int is_in_place = x->is_in_place && !(in_rows && x->options.gradient);
+    if (is_in_place) output = gradient + (x->options.gradient ? 0 : in_rows ? n - n_out : (n - n_out) / 2);
     tagc_status status = run_reducer(reducer, gradient, output, stats);
-    if (x->is_in_place) memcpy(x->outputs + row, output, n_out * sizeof *output);
+    if (is_in_place) memcpy(x->outputs + row, output, n_out * sizeof *output);
     free(gradient);
     return status;
 }
@@ -228,10 +231,11 @@ static void refuse_overlaps(rank_run *run) {
         options.n_elems = 64;
         options.output = variant != 3 ? TAGC_OUTPUT_UNIT : TAGC_OUTPUT_SHARD;
         if (variant == 1) options.gradient = TAGC_FORMAT_BF16;
-        if (variant == 2) options.exchange = TAGC_EXCHANGE_DENSE;
+        if (variant == 2) set_exchange(&options, WHOLE);
         if (variant == 3) options.ranks_per_host = 2;
         if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK)) return;
-        float *output = variant ? arrays : arrays + 1;
+        float *output =
+            variant == 1 || variant > 2 ? arrays : arrays + 1; /* in its own place: test_in_place */
         CHECK(run, begin_reducer(reducer, arrays, output) == TAGC_ERR_ARGUMENT);
         CHECK(run, strstr(tagc_last_error(), "output overlaps gradient, must lie apart") != NULL);
         CHECK(run, run_reducer(reducer, arrays, arrays + 64, NULL) == TAGC_OK);

@@ -3,6 +3,7 @@
 #include "codec/bitmap.h"
 #include "exchange/wire.h"
 #include "network.h"
+#include "whole.h"
 
 #include <time.h>
 
@@ -219,7 +220,7 @@ static void give_up_body(rank_run *run) {
     tagc_reducer_options options;
     tagc_reducer_options_init(&options);
     options.n_elems = 30000 * (uint64_t)run->world_size;
-    options.exchange = *(int *)run->shared;
+    set_exchange(&options, *(int *)run->shared);
     size_t n = (size_t)options.n_elems;
     float *gradient = calloc(n, sizeof *gradient), *output = calloc(n, sizeof *output);
     for (size_t i = 0; i < n; i++) gradient[i] = random_gradient(1, run->rank, i);
@@ -239,7 +240,7 @@ static void give_up_body(rank_run *run) {
 
 static void test_rank_gives_up(void **state) {
     (void)state;
-    for (int exchange = TAGC_EXCHANGE_DENSE; exchange <= TAGC_EXCHANGE_DIRECT; exchange++) {
+    for (int exchange = WHOLE; exchange <= TAGC_EXCHANGE_DIRECT; exchange++) {
         rank_run runs[MAX_RANKS];
         double start_s = tagc_time_s();
         run_ranks(3, give_up_body, &exchange, NULL, runs);

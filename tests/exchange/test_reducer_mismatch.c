@@ -1,6 +1,7 @@
 /* Options in which one rank differs from the others: all of them get the same error. */
 #include "good_options.h"
 #include "reducer_fields.h"
+#include "whole.h"
 
 /* A field that ranks must agree on, and what one of them has instead. */
 typedef struct difference {
@@ -26,7 +27,7 @@ static const difference differences[] = {
     {"output", TAGC_EXCHANGE_PACKED, TAGC_OUTPUT_UNIT, "output: rank 12 has unit, rank 10 has shard"},
     {"seed", TAGC_EXCHANGE_SKETCH, 1, NULL},
     {"format", TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT4, NULL},
-    {"format", TAGC_EXCHANGE_DENSE, TAGC_FORMAT_BF16, "format: rank 12 has bf16, rank 10 has fp32"},
+    {"format", WHOLE, TAGC_FORMAT_BF16, "format: rank 12 has bf16, rank 10 has fp32"},
     {"block", TAGC_EXCHANGE_DIRECT, 64, NULL},
     {"ranks_per_host", TAGC_EXCHANGE_DIRECT, 2, NULL},
     {"residual", TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT4,
@@ -41,7 +42,7 @@ static void one_rank_differs(rank_run *run) {
     int is_paper = 0;
     tagc_reducer *reducer;
     tagc_paper_options_init(&b.paper);
-    b.options.exchange = d->exchange;
+    set_exchange(&b.options, d->exchange);
     if (strstr("index fill_union ratio cells unpeeled seed", d->name)) b.options.paper = &b.paper;
     if (run->rank == 2 && !strcmp(d->name, "n_elems"))
         b.options.n_elems *= 2;

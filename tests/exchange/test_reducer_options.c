@@ -19,7 +19,7 @@ static void expect_refusal(rank_run *run, const tagc_reducer_options *options, t
 
 /* ---- what means nothing for an exchange ---- */
 
-enum { DENSE = 1, SKETCH = 2, PACKED = 4, DIRECT = 8, ALL = 15 }; /* by tagc_exchange */
+enum { SKETCH = 2, PACKED = 4, DIRECT = 8, ALL = 14 }; /* by tagc_exchange */
 
 /* Every value that is not the default, the exchanges that take it, and how the refusal of the others begins. */
 static const struct {
@@ -29,20 +29,19 @@ static const struct {
     const char *text;
 } meanings[] = {
     {"format", TAGC_FORMAT_FP32, ALL, ""},
-    {"format", TAGC_FORMAT_BF16, DENSE | DIRECT, "format is bf16, but exchange"},
+    {"format", TAGC_FORMAT_BF16, DIRECT, "format is bf16, but exchange"},
     {"format", TAGC_FORMAT_INT8, DIRECT, "format is int8, but exchange"},
     {"format", TAGC_FORMAT_INT4, DIRECT, "format is int4, but exchange"},
     {"format", TAGC_FORMAT_INT2, DIRECT, "format is int2, but exchange"},
     {"sparsity", 0, ALL, ""},
-    {"sparsity", 0.5, SKETCH | PACKED | DIRECT, "sparsity is 0.5, but exchange dense has no sparsity"},
+    {"sparsity", 0.5, ALL, ""},
     {"op", TAGC_OP_SUM, ALL, ""},
     {"output", TAGC_OUTPUT_UNIT, ALL, ""},
     {"output", TAGC_OUTPUT_HOST_SHARD, DIRECT, "output is host_shard, but exchange"},
     {"block", 64, DIRECT, "block is 64, but exchange"},
     {"ranks_per_host", 2, DIRECT, "ranks_per_host is 2, but exchange"},
     {"n_threads", 2, ALL, ""},
-    {"residual", TAGC_FORMAT_FP32, SKETCH | PACKED | DIRECT,
-     "residual is fp32, but exchange dense has no residual"},
+    {"residual", TAGC_FORMAT_FP32, ALL, ""},
     {"residual", TAGC_FORMAT_INT8, DIRECT, "residual is int8, but exchange"},
     {"residual", TAGC_FORMAT_INT4, DIRECT, "residual is int4, but exchange"},
     {"residual", TAGC_RESIDUAL_NONE, DIRECT, "residual is none, but exchange"},
@@ -82,7 +81,7 @@ static void check_meaning(rank_run *run, size_t i, int exchange) {
 
 static void meanings_body(rank_run *run) {
     for (size_t i = 0; i < sizeof meanings / sizeof meanings[0]; i++)
-        for (int exchange = TAGC_EXCHANGE_DENSE; exchange <= TAGC_EXCHANGE_DIRECT; exchange++)
+        for (int exchange = TAGC_EXCHANGE_SKETCH; exchange <= TAGC_EXCHANGE_DIRECT; exchange++)
             check_meaning(run, i, exchange);
 }
 
@@ -113,7 +112,7 @@ static void bad_enums(rank_run *run) {
         const char *field, *text;
         int value;
     } enums[] = {
-        {"exchange", "exchange is 9, must be dense (0), sketch (1), packed (2) or direct (3)", 9},
+        {"exchange", "exchange is 9, must be sketch (1), packed (2) or direct (3)", 9},
         {"format",
          "format is 9, must be -1 (the default), fp32 (0), bf16 (1), int8 (2), int4 (3) or int2 "
          "(4)",
@@ -296,9 +295,6 @@ static void test_padded_elems(void **state) {
 static const struct prune_case {
     int exchange, format, sent_format, keeps_block;
 } prune_cases[] = {
-    {TAGC_EXCHANGE_DENSE, TAGC_FORMAT_FP32, TAGC_FORMAT_FP32, 0},
-    {TAGC_EXCHANGE_DENSE, TAGC_FORMAT_BF16, TAGC_FORMAT_BF16, 0},
-    {TAGC_EXCHANGE_DENSE, TAGC_FORMAT_INT8, -1, 0},
     {TAGC_EXCHANGE_PACKED, TAGC_FORMAT_BF16, -1, 0},
     {TAGC_EXCHANGE_SKETCH, TAGC_FORMAT_FP32, -1, 0},
     {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_BF16, TAGC_FORMAT_BF16, 0},
@@ -307,7 +303,7 @@ static const struct prune_case {
 };
 
 static void check_pruned(const struct prune_case *c, int selects) {
-    int is_direct = c->exchange == TAGC_EXCHANGE_DIRECT, is_dense = c->exchange == TAGC_EXCHANGE_DENSE;
+    int is_direct = c->exchange == TAGC_EXCHANGE_DIRECT;
     both b = {.options = good_options(4)};
     tagc_paper_options_init(&b.paper);
     tagc_reducer_options *o = &b.options;
@@ -320,10 +316,10 @@ static void check_pruned(const struct prune_case *c, int selects) {
     tagc_reducer_options_prune(o);
     assert_int_equal(o->exchange, c->exchange);
     assert_int_equal(o->format, c->sent_format);
-    assert_true(o->sparsity == (selects && !is_dense ? 0.9 : 0));
+    assert_true(o->sparsity == (selects ? 0.9 : 0));
     assert_int_equal(o->block, c->keeps_block ? 64 : 0);
     assert_int_equal(o->ranks_per_host, is_direct ? 2 : 1);
-    assert_ptr_equal(o->paper, is_direct || is_dense ? NULL : &b.paper);
+    assert_ptr_equal(o->paper, is_direct ? NULL : &b.paper);
 }
 
 /* What an exchange has no use for is set to its default, and the rest stays. */

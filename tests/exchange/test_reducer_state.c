@@ -33,6 +33,7 @@ static int make(rank_run *run, two *t) {
     *t = (two){.run = run, .n = SHARD * (size_t)run->world_size, .options = good_options(run->world_size)};
     t->options.exchange = TAGC_EXCHANGE_DIRECT;
     t->options.residual = *(const int *)run->shared;
+    t->options.tag = 7; /* one unit, twice */
     t->options.n_elems = t->n;
     t->gradient = malloc(t->n * sizeof(float));
     t->output = malloc(t->n * sizeof(float));
@@ -403,8 +404,73 @@ static void test_whose(void **state) {
     free(saved);
 }
 
+/* Without tags, units of one size are told apart by the order in which they were made. */
+enum { N_ALIKE = 3, N_ALIKE_ELEMS = 64 };
+
+static void make_alike(tagc_comm *comm, tagc_reducer **reducer) {
+    tagc_reducer_options options;
+    tagc_reducer_options_init(&options);
+    options.n_elems = N_ALIKE_ELEMS;
+    assert_int_equal(tagc_reducer_create(comm, &options, reducer), TAGC_OK);
+}
+
+static tagc_comm *open_alike(tagc_reducer **reducers) {
+    tagc_local_group *group;
+    tagc_comm *comm;
+    tagc_reducer_options options;
+    tagc_reducer *other;
+    assert_int_equal(tagc_local_group_create(1, &group), TAGC_OK);
+    assert_int_equal(tagc_comm_create_local(group, 0, NULL, &comm), TAGC_OK);
+    tagc_local_group_destroy(group);
+    for (int i = 0; i < N_ALIKE; i++) {
+        make_alike(comm, &reducers[i]);
+        tagc_reducer_options_init(&options); /* of another size, and one with a tag: they do not count */
+        options.n_elems = i % 2 ? N_ALIKE_ELEMS : 2 * N_ALIKE_ELEMS;
+        options.tag = i % 2 ? 5 : UINT64_MAX;
+        assert_int_equal(tagc_reducer_create(comm, &options, &other), TAGC_OK);
+        tagc_reducer_destroy(other);
+    }
+    return comm;
+}
+
+static void close_alike(tagc_comm *comm, tagc_reducer **reducers) {
+    for (int i = 0; i < N_ALIKE; i++) tagc_reducer_destroy(reducers[i]);
+    tagc_comm_destroy(comm);
+}
+
+static void test_without_tags(void **state) {
+    (void)state;
+    tagc_reducer *reducers[N_ALIKE];
+    char saved[N_ALIKE][1024];
+    float values[N_ALIKE_ELEMS];
+    tagc_comm *comm = open_alike(reducers);
+    uint64_t n_bytes = tagc_reducer_state_bytes(reducers[0]);
+    assert_true(n_bytes <= sizeof saved[0]);
+    for (int i = 0; i < N_ALIKE; i++) {
+        for (int k = 0; k < N_ALIKE_ELEMS; k++) values[k] = (float)(i + 1);
+        assert_int_equal(tagc_reducer_set_residual(reducers[i], values, N_ALIKE_ELEMS), TAGC_OK);
+        assert_int_equal(tagc_reducer_state_save(reducers[i], saved[i], n_bytes), TAGC_OK);
+    }
+    tagc_reducer_destroy(reducers[1]); /* what takes its place is the unit that it was */
+    make_alike(comm, &reducers[1]);
+    for (int is_new = 0; is_new < 2; is_new++) {
+        for (int from = 0; from < N_ALIKE; from++)
+            for (int to = 0; to < N_ALIKE; to++) {
+                tagc_status status = tagc_reducer_state_load(reducers[to], saved[from], n_bytes);
+                assert_int_equal(status, from == to ? TAGC_OK : TAGC_ERR_MISMATCH);
+                if (from != to) assert_non_null(strstr(tagc_last_error(), "give each unit a tag"));
+                if (from != to) continue;
+                residual_to(reducers[to], values);
+                assert_true(values[0] == (float)(to + 1));
+            }
+        close_alike(comm, reducers);
+        if (!is_new) comm = open_alike(reducers);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_save), cmocka_unit_test(test_change),
-                                       cmocka_unit_test(test_another_world), cmocka_unit_test(test_whose)};
+                                       cmocka_unit_test(test_another_world), cmocka_unit_test(test_whose),
+                                       cmocka_unit_test(test_without_tags)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,6 +5,7 @@
 #include "ranks.h"
 
 #include <math.h>
+#include <sys/resource.h>
 
 enum { SHARD = 512, MOST = SHARD * 4, TIMEOUT_S = 300, N_FAILURES = 6 };
 
@@ -101,8 +102,7 @@ static void test_reducers(void **state) {
         const char *name;
         int exchange, output, ranks_per_host, format;
         double sparsity;
-    } cases[] = {{"dense", TAGC_EXCHANGE_DENSE, TAGC_OUTPUT_SHARD, 1, TAGC_FORMAT_FP32, 0},
-                 {"dense to all", TAGC_EXCHANGE_DENSE, TAGC_OUTPUT_UNIT, 1, TAGC_FORMAT_BF16, 0},
+    } cases[] = {{"whole to all", TAGC_EXCHANGE_DIRECT, TAGC_OUTPUT_UNIT, 1, TAGC_FORMAT_BF16, 0},
                  {"direct", TAGC_EXCHANGE_DIRECT, TAGC_OUTPUT_SHARD, 1, TAGC_FORMAT_INT4, 0.9},
                  {"direct, whole", TAGC_EXCHANGE_DIRECT, TAGC_OUTPUT_SHARD, 1, TAGC_FORMAT_FP32, 0},
                  {"direct to all", TAGC_EXCHANGE_DIRECT, TAGC_OUTPUT_UNIT, 1, TAGC_FORMAT_INT8, 0.5},
@@ -126,6 +126,62 @@ static void test_reducers(void **state) {
         print_message("%s\n", r.name);
         run_ranks(4, reduce_body, &r, patient(), runs);
     }
+}
+
+/* ---- without memory for its own gradient ---- */
+
+/* This process may allocate so much more; 0: any amount. */
+static void allow_more(rlim_t n_bytes) {
+    struct rlimit limit;
+    unsigned long n_kb = 0;
+    char line[128];
+    FILE *file = fopen("/proc/self/status", "r");
+    while (file && fgets(line, sizeof line, file) && sscanf(line, "VmData: %lu kB", &n_kb) != 1) {
+    }
+    if (file) fclose(file);
+    getrlimit(RLIMIT_DATA, &limit);
+    limit.rlim_cur = n_bytes ? (rlim_t)n_kb * 1024 + n_bytes : limit.rlim_max;
+    setrlimit(RLIMIT_DATA, &limit);
+}
+
+enum { N_LARGE = 16 << 20 }; /* 64 MB, of which a rank gets 16 MB */
+
+static void refuse_without_memory(rank_run *run) {
+    const float *zeros = run->shared;
+    tagc_reducer_options options;
+    tagc_reducer *reducer;
+    size_t n_output = N_LARGE / 4;
+    float *output = malloc(n_output * sizeof *output);
+    void *too_much = NULL;
+    tagc_reducer_options_init(&options);
+    options.n_elems = N_LARGE;
+    options.sparsity = 0;
+    options.format = TAGC_FORMAT_FP32;
+    if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK)) return;
+    if (run->rank == 1) {
+        allow_more(24 << 20);
+        CHECK(run, (too_much = malloc((size_t)N_LARGE * sizeof *zeros)) == NULL);
+        expect(run, tagc_reducer_fail(reducer, TAGC_ERR_MEMORY, "no memory for it"), TAGC_ERR_MEMORY,
+               "no memory for it");
+        allow_more(0);
+    } else {
+        expect(run, run_reducer(reducer, zeros, output, NULL), TAGC_ERR_MEMORY, "");
+    }
+    CHECK(run, run_reducer(reducer, zeros, output, NULL) == TAGC_OK);
+    tagc_reducer_destroy(reducer);
+    free(output);
+    free(too_much);
+}
+
+static void test_without_memory(void **state) {
+    (void)state;
+#if !defined(__linux__) || defined(TAGC_SANITIZED)
+    skip(); /* of a sanitizer's allocator, or where no limit says what was written */
+#endif
+    rank_run runs[MAX_RANKS];
+    void *zeros = calloc(N_LARGE, sizeof(float));
+    run_ranks(4, refuse_without_memory, zeros, patient(), runs);
+    free(zeros);
 }
 
 /* ---- gatherers ---- */
@@ -206,6 +262,7 @@ static void test_gatherers(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_reducers), cmocka_unit_test(test_gatherers)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_reducers), cmocka_unit_test(test_without_memory),
+                                       cmocka_unit_test(test_gatherers)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

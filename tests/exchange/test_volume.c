@@ -6,8 +6,10 @@
 #include "ranks.h"
 
 #include "exchange/direct/direct.h"
+#include "exchange/options.h"
 #include "exchange/volume.h"
 #include "paper/paper.h"
+#include "whole.h"
 
 #include <math.h>
 
@@ -23,7 +25,8 @@ typedef struct volume_case {
 
 /* All ranks' numbers of shards, as the owner knows them. */
 static void gather_counts(rank_run *run, uint64_t own, uint64_t *all) {
-    CHECK(run, tagc_comm_all_gather(run->comm, &own, sizeof own, all) == TAGC_OK);
+    CHECK(run, tagc_comm_all_gather(run->comm, &own, sizeof own, all,
+                                    (size_t)run->world_size * sizeof *all) == TAGC_OK);
 }
 
 static void check_step(rank_run *run, volume_case *c, tagc_reducer *reducer,
@@ -91,8 +94,8 @@ static void dense(void **state) {
         volume_case c = {0};
         tagc_reducer_options_init(&c.options);
         tagc_paper_options_init(&c.paper);
-        c.options.exchange = TAGC_EXCHANGE_DENSE;
         c.options.format = variant & 1 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
+        set_exchange(&c.options, WHOLE);
         c.options.output = variant >> 1;
         check(&c);
     }
@@ -147,7 +150,8 @@ static float plain_gradient(uint64_t seed, int rank, uint64_t i) {
 static void gather_bodies(rank_run *run, const tagc_direct *d, tagc_encoded *bodies) {
     tagc_fragment own[MAX_RANKS] = {{0}}, all[MAX_RANKS][MAX_RANKS];
     for (int host = 0; d->coded && host < d->n_hosts; host++) own[host] = d->received[host];
-    CHECK(run, tagc_comm_all_gather(run->comm, own, sizeof own, all) == TAGC_OK);
+    CHECK(run, tagc_comm_all_gather(run->comm, own, sizeof own, all, (size_t)run->world_size * sizeof own) ==
+                   TAGC_OK);
     for (int q = 0; q < run->world_size; q++)
         bodies[q] =
             (tagc_encoded){.n_bytes = all[q][d->host].n_bytes, .n_index_bytes = all[q][d->host].index_bytes};
@@ -171,10 +175,11 @@ static void direct_once(rank_run *run) {
     CHECK(run, run_reducer(plain, gradient, output, NULL) == TAGC_OK);
     CHECK(run, run_reducer(reducer, gradient, output, &stats) == TAGC_OK);
     tagc_encoded bodies[MAX_RANKS], sums = {0};
-    gather_bodies(run, tagc_direct_of(plain), bodies);
+    int has_bodies = !tagc_reducer_options_are_whole(&options);
+    if (has_bodies) gather_bodies(run, tagc_direct_of(plain), bodies);
     const tagc_direct *d = tagc_direct_of(reducer);
-    size_t own = (size_t)(options.output == 1 ? run->rank : d->host);
-    if (d->coded && options.output)
+    size_t own = (size_t)(!has_bodies || options.output == 1 ? run->rank : d->host);
+    if (has_bodies && d->coded && options.output)
         sums = (tagc_encoded){.n_bytes = d->received[own].n_bytes,
                               .n_index_bytes = d->received[own].index_bytes};
     tagc_volume_data data = {.bodies = bodies, .sums = &sums};
@@ -382,7 +387,7 @@ static void memory_counts_every_spare(void **state) {
         tagc_reducer_options options;
         tagc_reducer_options_init(&options);
         options.n_elems = cases[i].n_elems ? cases[i].n_elems : 1000;
-        options.exchange = cases[i].n_elems ? TAGC_EXCHANGE_DIRECT : TAGC_EXCHANGE_DENSE;
+        set_exchange(&options, cases[i].n_elems ? TAGC_EXCHANGE_DIRECT : WHOLE);
         assert_int_equal(tagc_local_group_create(1, &group), TAGC_OK);
         assert_int_equal(tagc_comm_create_local(group, 0, NULL, &comm), TAGC_OK);
         options.residual = cases[i].residual;

@@ -142,15 +142,14 @@ static void run_init(run *r, const setup *setups, int n_setups) {
     toy_gpt(&r->model, 1, 9, 0);
     tagc_fsdp_options_init(&r->options);
     r->options.reducer.exchange = TAGC_EXCHANGE_PACKED;
-    r->options.mild.exchange = TAGC_EXCHANGE_DENSE;
+    r->options.mild.exchange = TAGC_NO_MILD;
     r->options.clip_norm = 0;
     r->options.reducer.sparsity = 0.9;
     r->options.reducer.block = 16;
     r->options.reducer.residual = r->options.mild.residual = TAGC_FORMAT_FP32; /* what is compared is exact */
 }
 
-#define DENSE                                                                                                \
-    { TAGC_EXCHANGE_DENSE, 0, 0.9 }
+#define DENSE DIRECT(FP32, 0)
 #define PACKED                                                                                               \
     { TAGC_EXCHANGE_PACKED, 0, 0.9 }
 #define SKETCH                                                                                               \

@@ -125,9 +125,9 @@ static void mild_takes_the_other_matrices(void **state) {
             assert_int_equal(tagc_fsdp_flat_info(&f, i, &flat), TAGC_OK);
             const tagc_tensor_info *first = &t.tensors[f.tables.members[f.tables.flats[i].first_member]];
             assert_int_equal(flat.class_, tagc_fsdp_class(&f.options, first));
-            assert_int_equal(flat.reducer.exchange, flat.class_ == TAGC_CLASS_MILD    ? TAGC_EXCHANGE_DIRECT
-                                                    : flat.class_ == TAGC_CLASS_DENSE ? TAGC_EXCHANGE_DENSE
-                                                                                      : TAGC_EXCHANGE_PACKED);
+            int is_packed = flat.class_ == TAGC_CLASS_COMPRESSED;
+            assert_int_equal(flat.reducer.exchange, is_packed ? TAGC_EXCHANGE_PACKED : TAGC_EXCHANGE_DIRECT);
+            assert_int_equal(tagc_reducer_options_are_whole(&flat.reducer), flat.class_ == TAGC_CLASS_DENSE);
             if (flat.class_ == TAGC_CLASS_MILD) assert_true(flat.reducer.sparsity == 0.8);
         }
         int n_classes = policy == TAGC_POLICY_ALL ? 1 : policy == TAGC_POLICY_NONE ? 2 : 3;
@@ -340,7 +340,7 @@ static void disagree(tagc_comm *comm, void *arg) {
             model.n_tensors--;
             break;
         case 5:
-            options.mild.exchange = TAGC_EXCHANGE_DENSE;
+            options.mild.exchange = TAGC_NO_MILD;
             break;
         case 6:
             options.beta1_compressed = 0.25;
@@ -355,7 +355,7 @@ static void disagree(tagc_comm *comm, void *arg) {
             model.tensors[2].decay = !model.tensors[2].decay;
             break;
         default:
-            options.reducer.exchange = TAGC_EXCHANGE_DENSE;
+            options.reducer.exchange = TAGC_EXCHANGE_PACKED;
             break;
         }
     }
@@ -377,7 +377,7 @@ static void ranks_must_agree(void **state) {
                                         "rank 1 with tensors=",
                                         "rank 1 with tensors=",
                                         "rank 1 with tensors=",
-                                        "exchange=0"};
+                                        "exchange=2"};
     for (int kind = 0; kind < 11; kind++) {
         disagreement d = {.kind = kind};
         toy_gpt(&d.model, 2, 4, 0);

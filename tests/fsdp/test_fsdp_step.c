@@ -37,7 +37,7 @@ static void compressed_betas_are_their_own(void **state) {
     toy_gpt(&model, 2, 5, 0);
     toy_exact r = {.model = &model, .n_steps = 18, .result = malloc(toy_n_params(&model) * sizeof(float))};
     tagc_fsdp_options_init(&r.options);
-    r.options.reducer.exchange = TAGC_EXCHANGE_DENSE;
+    tagc_reducer_options_send_whole(&r.options.reducer, TAGC_FORMAT_FP32);
     r.options.mild.exchange = TAGC_EXCHANGE_DIRECT;
     r.options.mild.format = TAGC_FORMAT_FP32;
     r.options.mild.sparsity = 0;

@@ -44,6 +44,13 @@ for kind in shared static; do
 done
 "$cmake" --build out --target help >targets.log
 ! grep -E '(^|[ /])(test|fuzz|bench)_' targets.log || fail "the above targets are ours"
+# Options that turn this round, and those that leave parts out.
+"$cmake" -S . -B other "${generator[@]}" -DCMAKE_C_COMPILER="$cc" -DCMAKE_EXPORT_COMPILE_COMMANDS=ON -DTAGC_WERROR=ON -DTAGC_INSTALL=ON \
+    -DTAGC_MPI=OFF -DTAGC_GPU=OFF -DTAGC_PAPER=OFF -DTAGC_NATIVE=OFF >other.log 2>&1 || { cat other.log; fail "does not configure otherwise"; }
+grep -q 'Werror' other/compile_commands.json || fail "TAGC_WERROR does nothing"
+grep -rq 'libtagc.so' --include=cmake_install.cmake other || fail "TAGC_INSTALL does nothing"
+! grep -rq 'libtagc.so' --include=cmake_install.cmake out || fail "it would install the library"
+! grep -E '/lib/(paper|gpu|transport/(native|mpi))[/_.]' other/compile_commands.json || fail "the above are left out"
 (cd out && ctest -N) | grep -q 'Total Tests: 0' || fail "it has tests of ours"
 "$cmake" --install out --prefix "$scratch/prefix" >install.log
 [ "$(cd prefix && find . -type f -o -type l | sort | paste -sd ' ')" = "./bin/program_shared ./bin/program_static" ] ||

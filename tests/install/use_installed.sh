@@ -64,6 +64,11 @@ out=$(timeout 100 "$scratch/by-pkg-config/native" 2>&1) || grep -q 'TAGC_NATIVE'
 echo "$out"
 grep -q 'TAGC_NATIVE' <<<"$out" || [ "$(grep -c 'first value of its shard is 2\.00' <<<"$out")" -eq 2 ]
 
+# The plain kernels run under valgrind, without an error of memory.
+if command -v valgrind >/dev/null && ! grep -q 'TAGC_NATIVE' <<<"$out"; then
+    TAGC_CPU=scalar timeout 300 valgrind -q --error-exitcode=9 "$scratch/by-pkg-config/native" >"$scratch/valgrind.log" 2>&1 || { cat "$scratch/valgrind.log"; exit 1; }
+fi
+
 read -ra all_static <<<"$(pkg-config --static --cflags --libs tagc)"
 if "$cc" -static -O2 "$source/examples/native.c" -o "$scratch/by-pkg-config/native-static" "${all_static[@]}" 2>"$scratch/static.log"; then
     if ldd "$scratch/by-pkg-config/native-static" 2>/dev/null | grep '=>'; then exit 1; fi

@@ -67,6 +67,9 @@ expect right ALLOCATOR=1 QUEUES=3 EXCHANGES=2 BUFFERS=1 WAITS=0
 expect right ALLOCATOR=1 DAMAGE=1 EXCHANGES=2 BUFFERS=1
 expect right ALLOCATOR=1 KERNELS=1 DEPTH=8
 expect right ALLOCATOR=1 KERNELS=1 DAMAGE=1 EXCHANGES=2 BUFFERS=1 DEPTH=8
+expect right ALLOCATOR=1 REFUSES=1 EXCHANGES=2 BUFFERS=1 DEPTH=8
+expect right ALLOCATOR=1 REFUSES=1 KERNELS=1 DAMAGE=1 EXCHANGES=2 BUFFERS=1 DEPTH=8
+expect right BLOCKS=2 STEPS=1 REFUSES=1
 expect right BLOCKS=2 STEPS=1 ALLOCATOR=1        # where calls wait, step by step
 expect right BLOCKS=2 STEPS=1 DAMAGE=1 EXCHANGES=2 BUFFERS=1
 expect hang KERNELS=1 DEPTH=8 BLOCKS=1 EXCHANGES=2 # a launch behind a flag, where launches wait
@@ -88,4 +91,5 @@ expect wrong KERNELS=1 WAITS=0 QUEUES=3 DEPTH=20 BUG=1 # rooms are used again at
 expect wrong KERNELS=1 DEPTH=8 BUG=6            # bodies are added before they are there
 expect wrong KERNELS=1 DEPTH=8 BUG=7            # ranks agree before the sums are there
 expect hang KERNELS=1 DEPTH=20 BUG=8            # sums are waited for before fragments are handed over
+expect hang KERNELS=1 REFUSES=1 DEPTH=8 EXCHANGES=2 BUG=9 # sums of which no stream has anything
 exit $failed

@@ -15,7 +15,8 @@
  *   KERNELS=1     units with kernels: the device encodes, adds and settles, with a second pair of flags and a stream of its own
  *   BLOCKS=1..2   a launch returns when it has run, as under CUDA_LAUNCH_BLOCKING=1 (kernels, and the caller's own work); 2: so does a copy
  *   STEPS=1       what tagc does there: no call is made behind a flag, and the hook waits for the exchange between the copies
- *   BUG=1..8      a planted mistake, see MISTAKES below */
+ *   REFUSES=1     a hook may fail before it has put anything into streams: the exchange of that rank only tells the other one
+ *   BUG=1..9      a planted mistake, see MISTAKES below */
 
 #define RANKS 2
 #define N 3       /* exchanges, at most */
@@ -33,6 +34,7 @@
 #define NO_WAIT_FOR_BODIES 6 /* with kernels: stream `add` does not wait for the flag of bodies */
 #define AGREES_EARLY 7       /* with kernels: ranks agree before the sums are there */
 #define ADD_FIRST 8          /* with kernels: sums are enqueued before the fragments are encoded, and do not wait for that */
+#define WAITS_FOR_SUMS 9     /* with kernels: an exchange that was refused waits for sums, of which no stream has anything */
 
 /* Streams */
 #define CALLER 0
@@ -52,7 +54,7 @@ mtype = { write_gradient, /* record came */
           hand_sums,
           kernel_of_thread };
 
-bit has_kernels, is_old, in_python, thread_launches, has_allocator, caller_waits = 1, has_damage, in_steps;
+bit refuses, has_kernels, is_old, in_python, thread_launches, has_allocator, caller_waits = 1, has_damage, in_steps;
 byte blocks;
 byte n_exchanges = N, n_buffers = BUFFERS, n_queues = 1, depth = 4, bug;
 
@@ -72,6 +74,8 @@ byte target[RANKS];                                     /* the result that is in
 byte buffer_in[RANKS * BUFFERS], buffer_out[RANKS * BUFFERS];
 byte n_ran[RANKS]; /* kernels of the thread */
 bit failed[RANKS * (N + 1)];
+bit refused[RANKS * (N + 1)]; /* nothing of it is in streams */
+byte last_put[RANKS * BUFFERS], before[RANKS * (N + 1)]; /* the exchange in streams that had the buffer before */
 
 #define LOCK(which) atomic { !which -> which = 1 }
 #define UNLOCK(which) which = 0
@@ -94,7 +98,7 @@ end:
         if
         :: op == write_gradient -> source[ARRAY(r, k)] = k; came[r] = k
         :: op == copy_out ->
-            came[r] >= k && (bug == NO_WAIT_FOR_BUFFER || back[r] + n_buffers >= k);
+            came[r] >= k && (bug == NO_WAIT_FOR_BUFFER || back[r] >= before[r * (N + 1) + k]);
             buffer_in[BUFFER(r, k)] = source[ARRAY(r, k)]
         :: op == hand_over ->
             if
@@ -167,7 +171,9 @@ inline to_device(r, k) {
     LAUNCH(r, BACK, copy_back, k, 2)
 }
 
-inline hook(r, k) {
+inline put(r, k) {
+    before[r * (N + 1) + k] = last_put[BUFFER(r, k)];
+    last_put[BUFFER(r, k)] = k;
     LAUNCH(r, CALLER, write_gradient, k, 1);
     if
     :: bug != BACK_FIRST && bug != ADD_FIRST -> to_host(r, k); to_sums(r, k); to_device(r, k)
@@ -177,6 +183,13 @@ inline hook(r, k) {
     if
     :: caller_waits -> ENQUEUE(r, CALLER, read_result, k)
     :: else -> ENQUEUE(r, BACK, read_result, k)
+    fi
+}
+
+inline hook(r, k) {
+    if
+    :: refuses -> refused[r * (N + 1) + k] = 1
+    :: put(r, k)
     fi;
     enqueued[r] = k
 }
@@ -208,16 +221,20 @@ proctype exchange(byte r; byte n) {
     do
     :: k <= n ->
         atomic {
-            flag_in[r] >= k && enqueued[r] >= k;
+            enqueued[r] >= k && (refused[r * (N + 1) + k] || flag_in[r] >= k);
             LOCK_INTERPRETER(r);
             if
             :: thread_launches -> ENQUEUE(r, CALLER, kernel_of_thread, k); n_ran[r] >= k
             :: else
             fi;
-            assert(buffer_in[BUFFER(r, k)] == k);
             if
-            :: has_damage -> mine = NAN
-            :: mine = k
+            :: refused[r * (N + 1) + k] -> mine = NAN
+            :: else ->
+                assert(buffer_in[BUFFER(r, k)] == k);
+                if
+                :: has_damage -> mine = NAN
+                :: mine = k
+                fi
             fi;
             if
             :: mine == NAN && bug == LEAVES_EARLY
@@ -234,17 +251,25 @@ proctype exchange(byte r; byte n) {
             assert(theirs == k || theirs == NAN || (bug == LEAVES_EARLY && mine == NAN));
             if
             :: has_kernels -> /* what is added of other ranks; then they agree */
-                bodies[BUFFER(r, k)] = theirs;
-                flag_add[r] = k;
-                bug == AGREES_EARLY || flag_added[r] >= k;
-                assert(sums[BUFFER(r, k)] == theirs);
+                if
+                :: !refused[r * (N + 1) + k] ->
+                    bodies[BUFFER(r, k)] = theirs;
+                    flag_add[r] = k;
+                    bug == AGREES_EARLY || flag_added[r] >= k;
+                    assert(sums[BUFFER(r, k)] == theirs)
+                :: else -> bug != WAITS_FOR_SUMS || flag_added[r] >= k
+                fi;
                 network[1 - r] ! (mine == NAN || theirs == NAN -> NAN : k);
                 network[r] ? theirs
             :: else
             fi;
-            assert(buffer_in[BUFFER(r, k)] == k); /* it was read until now */
             failed[r * (N + 1) + k] = mine == NAN || theirs == NAN;
-            buffer_out[BUFFER(r, k)] = (failed[r * (N + 1) + k] -> NAN : k);
+            if
+            :: !refused[r * (N + 1) + k] ->
+                assert(buffer_in[BUFFER(r, k)] == k); /* it was read until now */
+                buffer_out[BUFFER(r, k)] = (failed[r * (N + 1) + k] -> NAN : k)
+            :: else /* the buffer may be another exchange's */
+            fi;
             UNLOCK_INTERPRETER(r);
             mine = 0; theirs = 0;
             flag_out[r] = k;
@@ -264,6 +289,7 @@ init {
     byte r = 0, q;
     c_code {
         now.has_kernels = asked_for("KERNELS", 0);
+        now.refuses = asked_for("REFUSES", 0);
         now.is_old = asked_for("OLD", 0);
         now.in_python = asked_for("PYTHON", 0);
         now.thread_launches = asked_for("THREAD", 0);

@@ -43,7 +43,7 @@ static void test_split(void **state) {
         assert_int_equal(tagc_comm_create_mpi_split(MPI_COMM_WORLD, NULL, 64, &comm), TAGC_OK);
         int W = tagc_comm_world_size(comm), rank = tagc_comm_rank(comm);
         memset(mine, rank + 1, n);
-        assert_int_equal(tagc_comm_all_gather(comm, mine, n, all), TAGC_OK);
+        assert_int_equal(tagc_comm_all_gather(comm, mine, n, all, (size_t)W * n), TAGC_OK);
         for (size_t j = 0; j < (size_t)W * n; j++) assert_int_equal(all[j], j / n + 1);
         tagc_comm_destroy(comm);
     }
@@ -57,7 +57,8 @@ static void test_gather(void **state) {
     int W = tagc_comm_world_size(comm), rank = tagc_comm_rank(comm);
     for (int i = 0; i < 50; i++) {
         all[rank] = (uint64_t)(i * 100 + rank);
-        assert_int_equal(tagc_comm_all_gather(comm, &all[rank], sizeof *all, all), TAGC_OK);
+        assert_int_equal(tagc_comm_all_gather(comm, &all[rank], sizeof *all, all, (size_t)W * sizeof *all),
+                         TAGC_OK);
         for (int r = 0; r < W; r++) assert_int_equal(all[r], i * 100 + r);
     }
     assert_int_equal(tagc_comm_barrier(comm), TAGC_OK);

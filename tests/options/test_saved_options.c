@@ -126,6 +126,21 @@ static void texts_of_any_length_are_saved(void **state) {
     assert_int_equal(resume(options, 1, argv).merged, TAGC_ERR_MISMATCH);
 }
 
+/* Cut, it would be another one, and perhaps no text. */
+static void a_tokenizer_that_is_too_long_is_refused(void **state) {
+    (void)state;
+    char text[1000];
+    tagc_saved saved;
+    for (int n = 63; n <= 64; n++) {
+        static const char model[] = "{" MODEL "\"options\":{}}";
+        const char *at = strstr(model, "\"tokenizer\":\"") + strlen("\"tokenizer\":\"");
+        snprintf(text, sizeof text, "%.*s%0*d%s", (int)(at - model), model, n, 0, at);
+        assert_int_equal(tagc_saved_read(text, &saved), n == 63 ? TAGC_OK : TAGC_ERR_CORRUPT);
+        tagc_saved_destroy(&saved);
+    }
+    assert_non_null(strstr(tagc_last_error(), "\"tokenizer\" is longer than 63 bytes"));
+}
+
 static void what_is_not_utf8_is_refused(void **state) {
     (void)state;
     char *bad[] = {"--data=caf\xe9"}, *good[] = {"--data=caf\xc3\xa9"}, *own[] = {"--out=caf\xe9"};
@@ -186,6 +201,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(texts_of_any_length_are_saved),
         cmocka_unit_test(what_is_not_utf8_is_refused),
+        cmocka_unit_test(a_tokenizer_that_is_too_long_is_refused),
         cmocka_unit_test(ranks_compare_whole_texts),
         cmocka_unit_test(what_is_given_is_compared_resolved),
         cmocka_unit_test(an_unknown_option_is_refused),

@@ -336,7 +336,7 @@ static void times_go_the_right_way(void **state) {
         tagc_setup setup = make("demo", 2 + variant % 3);
         setup.placement = variant % 4;
         setup.engine.policy = is_direct ? TAGC_POLICY_NON_ATTENTION_LINEAR : TAGC_POLICY_NONE;
-        setup.engine.reducer.exchange = is_direct ? TAGC_EXCHANGE_DIRECT : TAGC_EXCHANGE_DENSE;
+        if (!is_direct) tagc_reducer_options_send_whole(&setup.engine.reducer, TAGC_FORMAT_FP32);
         if (is_direct) {
             setup.engine.mild = setup.engine.reducer;
             setup.engine.mild.sparsity = 0;

@@ -104,8 +104,9 @@ static void every_placement(void **state) {
         run.options.policy = variant / 9 % 3;
         run.options.prefetch = variant / 2 % 4;
         run.options.grads_in_flight = 1 + variant % 3;
-        run.options.reducer.exchange = variant / 27 ? TAGC_EXCHANGE_PACKED : TAGC_EXCHANGE_DENSE;
+        run.options.reducer.exchange = TAGC_EXCHANGE_PACKED;
         run.options.reducer.sparsity = 0.9;
+        if (variant < 27) tagc_reducer_options_send_whole(&run.options.reducer, TAGC_FORMAT_FP32);
         if (run.options.policy == TAGC_POLICY_PAPER) run.options.policy = TAGC_POLICY_ALL;
         if (variant % STRIDE == 0) compare(&run, "placement");
     }
@@ -128,14 +129,15 @@ static void both_wraps(void **state) {
 static void buckets(void **state) {
     (void)state;
     static const tagc_gpt2_config deep = {7, 2, 16, 8, 40, 0}, deep_tied = {7, 2, 16, 8, 40, 1};
-    static const int exchanges[] = {TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT, TAGC_EXCHANGE_PACKED};
     for (int variant = 0; variant < 3 * 3 * 2; variant++) {
         small_run run = make(variant % 4 < 2 ? &deep : &deep_tied, 2 + variant % 3);
         run.options.sharding = variant % 3;
         run.options.bucket_elems = variant / 9 ? 1000000 : 7000; /* two blocks, and all */
-        run.options.reducer.exchange = exchanges[variant / 3 % 3];
+        int exchange = variant / 3 % 3;                          /* whole, direct, packed */
+        run.options.reducer.exchange = exchange == 2 ? TAGC_EXCHANGE_PACKED : TAGC_EXCHANGE_DIRECT;
         /* with positions, bytes of direct depend on the data */
-        run.options.reducer.sparsity = variant / 3 % 3 == 1 ? 0 : 0.9;
+        run.options.reducer.sparsity = exchange == 2 ? 0.9 : 0;
+        if (exchange == 0) tagc_reducer_options_send_whole(&run.options.reducer, TAGC_FORMAT_FP32);
         run.options.prefetch = variant % 3;
         run.options.gather = variant % 2;
         if (variant % STRIDE == 0) compare(&run, "buckets");
@@ -206,7 +208,7 @@ static void direct_blocks(void **state) {
             run.options.mild.format = (variant + 3) % 5;
         }
         if (mild && variant % 2) {
-            run.options.reducer.exchange = TAGC_EXCHANGE_DENSE;
+            tagc_reducer_options_send_whole(&run.options.reducer, TAGC_FORMAT_FP32);
         }
         if (variant % STRIDE == 0) compare(&run, "direct blocks");
     }

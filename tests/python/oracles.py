@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from models import batch_of, loss_of
 
+WINDOW = 20  # exchanges, in which the schedule looks at gradients
+
 
 def full_gradients(make_model, world_size, steps=(0,)):
     """Of the loss averaged over all ranks' batches and summed over steps, in one process."""

@@ -93,7 +93,7 @@ def discarded(rank, world_size):
         for sent in (dict(sparsity=0.95), dict(sparsity=0, values="int4")):
             for discards in (True, False):
                 model = wrapped(wrap)
-                handle = tagc.compress(model, layers="all", verbose=False, **sent)
+                handle = tagc.compress(model, layers="all", verbose=False, **tagc.grouped(sent))
                 norms = []
                 for factor in (1, 1e4, 1, 1):
                     (factor * loss_of(model, batch_of(rank))).backward()
@@ -166,7 +166,7 @@ def grad_scaler(rank, world_size):
     import tagc.torch as tagc
 
     model = made()
-    with tagc.compress(model, **OPTIONS) as handle:
+    with tagc.compress(model, **tagc.grouped(OPTIONS)) as handle:
         scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
         handle.follow(scaler)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -204,7 +204,7 @@ def loss_scale_by_hand(rank, world_size):
     import tagc.torch as tagc
 
     model = made()
-    with tagc.compress(model, **OPTIONS) as handle:
+    with tagc.compress(model, **tagc.grouped(OPTIONS)) as handle:
         for bad in (0, -1.0, float("inf"), float("nan"), "2", None, True):
             with pytest.raises(tagc.Error, match="loss scale is"):
                 handle.loss_scale(bad)
@@ -230,7 +230,7 @@ def loss_scale_by_hand(rank, world_size):
         for name, values in next(iter(handle.state_dict().values()))["residuals"].items():
             assert torch.equal(values, 2 * next(iter(before.values()))["residuals"][name]), name
         model2 = made()
-    with tagc.compress(model2, **OPTIONS) as handle:
+    with tagc.compress(model2, **tagc.grouped(OPTIONS)) as handle:
         handle.load_state_dict(before)
         handle.loss_scale(4.0)  # of residuals that have no reducer yet
         for name, values in next(iter(handle.state_dict().values()))["residuals"].items():
@@ -269,7 +269,7 @@ def mixed_precision(rank, world_size):
                 fully_shard(layer, mp_policy=mixed)
             fully_shard(model, mp_policy=dataclasses.replace(mixed, output_dtype=fp32))
             sums = {name: 0 for name, _ in model.named_parameters()}
-            with tagc.compress(model, **OPTIONS | dict(sparsity=sparsity)) as handle:
+            with tagc.compress(model, **tagc.grouped(OPTIONS | dict(sparsity=sparsity))) as handle:
                 for step in range(2):
                     model.zero_grad()
                     loss_of(model, batch_of(rank, step)).backward()
@@ -291,7 +291,7 @@ def divide_factors(rank, world_size):
     expected = one_process(Even, world_size)
     for sparsity in (0, 0.9):
         model = made()
-        with tagc.compress(model, **OPTIONS | dict(sparsity=sparsity)) as handle:
+        with tagc.compress(model, **tagc.grouped(OPTIONS | dict(sparsity=sparsity))) as handle:
             for factor, forced in ((3.0, False), (3.0, True), (float(world_size), False), (None, True)):
                 for module in [model, *model.layers]:
                     module.set_force_sum_reduction_for_comms(forced)
@@ -329,7 +329,7 @@ def accumulation(rank, world_size):
 
     for sync_each in (True, False):
         model = made()
-        with tagc.compress(model, **OPTIONS) as handle:
+        with tagc.compress(model, **tagc.grouped(OPTIONS)) as handle:
             for step in range(3):
                 model.set_requires_gradient_sync(sync_each or step == 2)
                 loss_of(model, batch_of(rank, step)).backward()
@@ -346,7 +346,7 @@ def checkpointed_activations(rank, world_size):
     model = Even()
     model.layers = nn.ModuleList(checkpoint_wrapper(layer) for layer in model.layers)
     sharded(model)
-    with tagc.compress(model, **OPTIONS) as handle:
+    with tagc.compress(model, **tagc.grouped(OPTIONS)) as handle:
         assert "layers.1.mlp.weight" in {parameter.name for parameter in handle.wrapper.parameters()}
         loss_of(model, batch_of(rank)).backward()
         assert handle.n_steps == 1 and handle.stats()["n_units"] == 3
@@ -401,7 +401,10 @@ def unlike_others(rank, world_size):
 
     torch.manual_seed(0)
     model = sharded(Uneven())
-    with tagc.compress(model, **OPTIONS) as handle, warnings.catch_warnings(record=True) as warned:
+    with (
+        tagc.compress(model, **tagc.grouped(OPTIONS)) as handle,
+        warnings.catch_warnings(record=True) as warned,
+    ):
         warnings.simplefilter("always")
         everything = {"single", "twin 0", "twin 1"}
         loss_of(model, batch_of(rank)).backward()
@@ -452,7 +455,7 @@ def parameter_groups(rank, world_size):
     options = OPTIONS | dict(
         layers=lambda name, p: {"mlp": "compressed", "out": "mild"}.get(name.split(".")[-2], "dense")
     )
-    with tagc.compress(model, **options) as handle:
+    with tagc.compress(model, **tagc.grouped(options)) as handle:
         groups = handle.param_groups(betas=(0.8, 0.95), weight_decay=0.1)
         found = {
             tuple(group["betas"]): {names[id(parameter)] for parameter in group["params"]} for group in groups
@@ -482,7 +485,7 @@ def parameter_groups(rank, world_size):
             "groups: one is .*, each must be a dict with 'params'",
         )
     handle.close()  # once more does no harm
-    with tagc.compress(model, **OPTIONS | dict(layers="none")) as handle:
+    with tagc.compress(model, **tagc.grouped(OPTIONS | dict(layers="none"))) as handle:
         assert len(handle.param_groups()) == 1
 
 
@@ -510,9 +513,10 @@ def near_the_top_of_fp16(rank, world_size):
     import tagc.torch as tagc
 
     torch.manual_seed(rank)
+    assert torch.finfo(torch.float16).max == 65504
     for options in ({}, {"sparsity": 0.9}, {"residual": "fp32", "values": "int2", "sparsity": 0.5}):
         model = nn.parallel.DistributedDataParallel(nn.Linear(128, 128, bias=False).half())
-        handle = tagc.compress(model, verbose=False, **options)
+        handle = tagc.compress(model, verbose=False, **tagc.grouped(options))
         given, came = torch.zeros(128, 128), torch.zeros(128, 128)
         n_saturated = 0
         for _ in range(10):

@@ -8,7 +8,10 @@ snippet")`."""
 
 import ast
 import builtins
+import contextlib
 import functools
+import io
+import json
 import os
 import pathlib
 import re
@@ -87,6 +90,27 @@ def calls_of_readme():
         for i, row in enumerate(table.split("\n"))
         if i >= 2
     ]
+
+
+# Each has other calls.
+PLANS = (
+    "--hosts 4 --codec-ns 1 --link 1gbit",
+    "--hosts 4 --codec-ns 1.5 --link 25gbit",
+    "--hosts 2 --codec-ns 0 --codec host --link 1gbit",
+    "--hosts 2 --gpus-per-host 8 --codec-ns 0 --link 10gbit",
+)
+
+
+def call_of_plan(words):
+    """The code that `python -m tagc plan` has for its answer, on as many hosts and GPUs as this test has."""
+    from tagc.commands import main
+
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert main.main(["plan", *words.split(), "--json", "-"]) == 0
+    (link,) = json.loads(printed.getvalue())["links"]
+    code = "\n".join(link["code"]).replace("(2, 8)", "(2, 1)")
+    return Snippet(f"plan {words}", 1, f"{code}\n")
 
 
 SNIPPETS = [snippet for page in PAGES for snippet in snippets_of(page)] + calls_of_readme()
@@ -663,13 +687,21 @@ HERE = [snippet for snippet in SNIPPETS if snippet.library is None]
 
 @pytest.fixture(scope="module")
 def failures():
-    each = ranks.run(run_all, 2, HERE)
-    return {snippet: next(filter(None, failures), None) for snippet, failures in zip(HERE, zip(*each))}
+    snippets = [*HERE, *map(call_of_plan, PLANS)]
+    each = ranks.run(run_all, 2, snippets)
+    return {snippet: next(filter(None, failures), None) for snippet, failures in zip(snippets, zip(*each))}
 
 
 @pytest.mark.parametrize("snippet", HERE, ids=lambda snippet: f"{snippet.page}:{snippet.line}")
 def test_snippet(snippet, failures):
     assert failures[snippet] is None, f"{snippet.text}\n{failures[snippet]}"
+
+
+def test_code_of_plan(failures):
+    codes = list(map(call_of_plan, PLANS))
+    assert len({code.text for code in codes}) == len(PLANS), codes
+    for code in codes:
+        assert failures[code] is None, f"{code.page}:\n{code.text}\n{failures[code]}"
 
 
 def test_all_are_found():
@@ -799,16 +831,18 @@ def test_undefined_words_are_found():
 
 
 def test_the_reference_has_all_options():
+    import dataclasses
     import inspect
 
-    from tagc.torch import compress
+    from tagc.torch import Options, compress
 
     text = (ROOT / "docs/reference/options.md").read_text()
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     options = [name for name, at in inspect.signature(compress).parameters.items() if at.kind in kinds]
-    assert named == [name for name in options if name != "model"]
+    inner = [field.name for field in dataclasses.fields(Options)]
+    assert named == [name for name in options if name != "model"] + inner
     guide = (ROOT / "docs/guide/pytorch.md").read_text()
     used = guide[guide.index("## The most used options") :].split("\n\n")[1]
     assert len(shown := set(re.findall(r"^\| `(\w+)=", used, re.M))) == 6 and shown <= {*named}, shown

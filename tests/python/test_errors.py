@@ -30,7 +30,7 @@ def refused(words, model, status=None, **options):
 
     begin = time.monotonic()
     with pytest.raises(tagc.Error, match=words) as raised:
-        tagc.compress(model, verbose=False, **options)
+        tagc.compress(model, verbose=False, **tagc.grouped(options))
     assert time.monotonic() - begin < 100  # and not the time-out
     assert status is None or raised.value.status == status
     everyone = [None] * dist.get_world_size()
@@ -251,7 +251,9 @@ def one_rank_differs(rank, world_size):
         refused(f"torch is '{real}' on rank 0 and '2.99.0' on rank 1".replace("+", "."), model, "mismatch")
     finally:
         torch.__version__ = real
-    handle = tagc.compress(model, verbose=False, threads=1 + is_one, timeout_s=60 + rank)  # need not be alike
+    handle = tagc.compress(
+        model, verbose=False, timeout_s=60 + rank, options=tagc.Options(threads=1 + is_one)
+    )  # need not be alike
     refused("compressed already", model, "state")
     handle.close()
     works(model)
@@ -392,7 +394,7 @@ def one_rank_cannot_begin(rank, world_size):
     ):
         for at, name, problem, status in places:
             wrapper, about, said = wrapped(kind), (kind, parameters, name), None
-            with tagc.compress(wrapper, parameters=parameters, **options) as handle:
+            with tagc.compress(wrapper, parameters=parameters, **tagc.grouped(options)) as handle:
                 for _ in range(2 if kind == "ddp" else 1):  # DDP rebuilds its buckets
                     loss_of(wrapper, batch_of(rank)).backward()
                 handle.reset_parameters()  # so that deltas have something to gather
@@ -461,7 +463,7 @@ def different_units(rank, world_size):
         for expert in model.experts:
             fully_shard(expert)
         fully_shard(model)
-        with tagc.compress(model, verbose=False, timeout_s=20, **options):
+        with tagc.compress(model, verbose=False, timeout_s=20, **tagc.grouped(options)):
             x, _ = batch_of(rank)
             model(x, [0, 1, 2]).square().mean().backward()
             with pytest.raises(tagc.Error, match=words) as raised:
@@ -560,10 +562,10 @@ def test_a_rank_that_quits(how):
 
 
 def test_signatures():
-    """What compress() takes by name is what Options has, with the same defaults; ddp_state() takes what means
-    something there."""
+    """What compress() takes by name, with its Options, is what Settings has, with the same defaults, at most
+    14 in all; ddp_state() takes what means something there."""
     import tagc.torch as tagc
-    from tagc.torch.schedule.options import Options
+    from tagc.torch.schedule.options import Settings
 
     def named(function):
         return {
@@ -572,13 +574,43 @@ def test_signatures():
             if p.kind is p.KEYWORD_ONLY
         }
 
-    options = {field.name: field.default for field in dataclasses.fields(Options)}
+    def defaults(fields):
+        return {field.name: field.default for field in dataclasses.fields(fields)}
+
     others = {"between": None, "on_step": None, "verbose": True}
-    assert named(tagc.compress) == options | others
+    inner, outer = defaults(tagc.Options), named(tagc.compress)
+    assert outer.pop("options") is None and not outer.keys() & inner.keys() and len(outer) + 3 <= 14
+    assert outer | inner == defaults(Settings) | others
     not_of_ddp = {"between", "parameters"}
     assert named(tagc.ddp_state) == {
         name: value for name, value in named(tagc.compress).items() if name not in not_of_ddp
     }
+
+
+def test_options_that_moved():
+    """A name that compress() had is a TypeError that says where it is now, and one of a stage, too; all of
+    them together are grouped. Nobody waits for other ranks."""
+    import tagc.torch as tagc
+
+    model = torch.nn.Linear(4, 4)
+    for function in (functools.partial(tagc.compress, model), functools.partial(tagc.ddp_state, model)):
+        for name in (field.name for field in dataclasses.fields(tagc.Options)):
+            with pytest.raises(TypeError, match=f"options=tagc.Options\\({name}=...\\)"):
+                function(**{name: None})
+        for name in ("forward", "backward", "block"):
+            with pytest.raises(TypeError, match=f"'{name}' is an option of compress_stage\\(\\)"):
+                function(**{name: "int8"})
+        with pytest.raises(TypeError, match="options is {}, must be a tagc.torch.Options"):
+            function(options={})
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        tagc.Options().threads = 2
+    words = {"sparsity": 0.9, "threads": 2, "exchange": "packed"}
+    options = tagc.grouped(words)
+    assert options == {"sparsity": 0.9, "options": tagc.Options(threads=2, exchange="packed")}
+    tagc.check_options(**options)
+    with pytest.raises(tagc.Error, match="threads is 0"):
+        tagc.check_options(**tagc.grouped({"threads": 0}))
+    assert tagc.grouped({"hosts": 2}) == {"hosts": 2}
 
 
 def test_literals():
@@ -590,7 +622,7 @@ def test_literals():
 
     for literal, allowed in (
         (options.Values, lib.FORMATS),
-        (options.Exchange, lib.EXCHANGES),
+        (options.Exchange, {"dense", *lib.EXCHANGES}),
         (options.Parameters, lib.GATHERS),
         (options.Class, policy.CLASSES),
         (get_args(options.Layers)[0], policy.LAYERS),
@@ -629,9 +661,9 @@ def test_an_unknown_option_is_a_type_error():
             function(model, timeout=3)
     for options, words in (
         (dict(sparsity_warmup=3), "no option 'sparsity_warmup'"),
-        (dict(sparcity=0.9), "did you mean 'sparsity'.* It has sparsity, gentle, "),
+        (dict(sparcity=0.9), "did you mean 'sparsity'.* It has sparsity, values, "),
         (dict(sparsety=0.9), "did you mean 'sparsity'"),
-        (dict(zzz=3), "no option 'zzz'; it has sparsity, gentle"),
+        (dict(zzz=3), "no option 'zzz'; it has sparsity, values"),
     ):
         for function in (functools.partial(tagc.compress, model), tagc.check_options):
             with pytest.raises(TypeError, match=words):

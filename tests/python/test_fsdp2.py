@@ -124,7 +124,7 @@ def conservation(rank, world_size):
     ):
         options = {"sparsity": 0.9, "residual": "fp32"} | options
         model = sharded(Odd)
-        with tagc.compress(model, verbose=False, **options) as handle:
+        with tagc.compress(model, verbose=False, **tagc.grouped(options)) as handle:
             spies = [Spy(module) for module in units_of(model)]
             for step in range(4):
                 loss_of(model, batch_of(rank, step)).backward()
@@ -160,7 +160,7 @@ def sharded_along_columns(rank, world_size):
         check_equal(gradients(model), full_gradients(Even, world_size))
     model = sharded(Even, shard_placement_fn=place)
     exact = dict(values="fp32", residual="fp32")
-    with tagc.compress(model, sparsity=0.8, layers="all", **exact, verbose=False) as handle:
+    with tagc.compress(model, sparsity=0.8, layers="all", verbose=False, **tagc.grouped(exact)) as handle:
         loss_of(model, batch_of(rank)).backward()
         check_residuals_by_parameter(handle, model, world_size)
 
@@ -329,7 +329,7 @@ def train(rank, world_size, n_steps, options):
     import tagc.torch as tagc
 
     model = sharded(Even)
-    handle = tagc.compress(model, verbose=False, **options) if options is not None else None
+    handle = tagc.compress(model, verbose=False, **tagc.grouped(options)) if options is not None else None
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = []
     for step in range(n_steps):

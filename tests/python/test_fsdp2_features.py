@@ -93,7 +93,7 @@ def what_is_a_users_own(rank, world_size):
         reduce.n_calls = gather.n_calls = 0
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            handle = tagc.compress(model, sparsity=0, verbose=False, **options)
+            handle = tagc.compress(model, sparsity=0, verbose=False, **tagc.grouped(options))
         texts = [str(warning.message) for warning in said if "not called while tagc" in str(warning.message)]
         whats = ["reduce-scatter"] + ([] if gathers else ["all-gather"])
         assert len(texts) == (len(whats) if rank == 0 else 0), texts
@@ -307,7 +307,7 @@ def replicas_on_fsdp2(rank, world_size):
     check_equal(ours, gradients(model))
     model = replicated(Odd)
     exact = dict(values="fp32", residual="fp32")
-    with tagc.compress(model, sparsity=0.8, layers="all", **exact, verbose=False) as handle:
+    with tagc.compress(model, sparsity=0.8, layers="all", verbose=False, **tagc.grouped(exact)) as handle:
         loss_of(model, batch_of(rank)).backward()
         expected, found = full_gradients(Odd, world_size), gradients(model)
         residuals = handle.state_dict()[f"rank{rank}"]["residuals"]
@@ -339,7 +339,7 @@ def accumulates_without_all_reduce(rank, world_size):
         (lambda: sharded(Odd, mesh=mesh), {"between": dist.group.WORLD}),
     ):
         model = make()
-        with tagc.compress(model, sparsity=0, layers="all", verbose=False, **options) as handle:
+        with tagc.compress(model, sparsity=0, layers="all", verbose=False, **tagc.grouped(options)) as handle:
             for _ in range(2):
                 model.zero_grad()
                 for step in range(3):
@@ -458,7 +458,7 @@ def several_meshes(rank, world_size):
     check(model, "of torch")
     for options in ({}, {"parameters": "fp32"}):
         model.zero_grad()
-        with tagc.compress(model, sparsity=0, layers="all", verbose=False, **options) as handle:
+        with tagc.compress(model, sparsity=0, layers="all", verbose=False, **tagc.grouped(options)) as handle:
             loss_of(model, batch_of(rank)).backward()
             check(model, "of tagc")
             assert handle.stats()["n_units"] == 5 and {

@@ -303,7 +303,13 @@ def staged(rank, world_size):
     def train(codec):
         model = sharded(Even)
         with tagc.compress(
-            model, sparsity=0.9, layers="all", hosts=2, parameters="delta4", codec=codec, verbose=False
+            model,
+            sparsity=0.9,
+            layers="all",
+            hosts=2,
+            parameters="delta4",
+            verbose=False,
+            options=tagc.Options(codec=codec),
         ) as handle:
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             losses = []
@@ -372,6 +378,17 @@ def others_that_change_parameters(rank, world_size):
             for parameter in model.parameters():
                 parameter.mul_(0.5)
 
+    def shrink_one(model, handle):
+        """The last parameter that is large enough for all ranks to have values of."""
+        with torch.no_grad():
+            [p for p in model.parameters() if p.numel() >= 64][-1].mul_(0.5)
+
+    def shrink_a_part(model, handle):
+        """A quarter of a rank's rows, of one matrix."""
+        own = max(model.parameters(), key=lambda p: p.numel()).to_local()
+        with torch.no_grad():
+            own[len(own) // 2 : 3 * len(own) // 4].mul_(0.5)
+
     def shrink_data(model, handle):
         for parameter in model.parameters():
             parameter.data.mul_(0.5)
@@ -394,7 +411,8 @@ def others_that_change_parameters(rank, world_size):
         return [torch.optim.SGD([parameter], lr=1e-2) for parameter in parameters]
 
     once = 1 if rank == 0 else 0
-    assert said(shrink) == once and said(shrink_data) == once
+    for change in (shrink, shrink_data, shrink_one, shrink_a_part):
+        assert said(change) == once, change
     assert said(shrink, two) == once
     for change in (lambda *_: None, shrink_and_say, load):
         assert said(change) == 0, change

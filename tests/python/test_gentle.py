@@ -90,7 +90,7 @@ def compressed(**options):
 
     model = DistributedDataParallel(Given())
     has_moment = options.pop("has_moment", False)
-    handle = tagc.compress(model, verbose=False, **options)
+    handle = tagc.compress(model, verbose=False, **tagc.grouped(options))
     if not has_moment:
         handle.param_groups()
     return model, handle
@@ -98,7 +98,7 @@ def compressed(**options):
 
 def goes_on(rank, world_size):
     """What is noise goes on, a level in a window; what has a direction stays; on all ranks at once."""
-    from tagc.torch.schedule.schedule import WINDOW
+    from oracles import WINDOW
 
     model, handle = compressed()
     history = []
@@ -157,9 +157,10 @@ def random_weights(rank, world_size):
     """Every value in 8 bits for three windows, whatever the gradients are. Then the first moment of what is
     noise becomes short window by window, and its values are selected after that. Resumed in between. Not once
     a norm has learnt."""
+    from oracles import WINDOW
+
     import tagc.torch as tagc
     from tagc.torch.schedule.adapt import Memory
-    from tagc.torch.schedule.schedule import WINDOW
 
     def made(has_learnt=False):
         model = Fresh()
@@ -242,9 +243,10 @@ def weak_directions_follow(rank, world_size):
     EVERY. It keeps its beta1. What is noise at last goes all the way, and so does a weak direction that never
     had a long first moment, once half of the others have; a strong direction never goes, nor does anything
     without the optimizer. Attention is noise, and waits until no compressed parameter has a long moment."""
+    from oracles import WINDOW
+
     import tagc.torch as tagc
     from tagc.torch.schedule.adapt import Memory
-    from tagc.torch.schedule.schedule import WINDOW
 
     def levels_of(n_noisy, n_windows, strengths=(0.196,), given=True, has_groups=False):
         model = DistributedDataParallel(Weak(n_noisy))
@@ -311,8 +313,9 @@ def step_made(state, t, gradient, lr):
 def switches_off(rank, world_size):
     """With the optimizer: each compressed parameter has a long first moment until its gradient is noise, and
     attention stays at EVERY until that is so for all of them."""
+    from oracles import WINDOW
+
     import tagc.torch as tagc
-    from tagc.torch.schedule.schedule import WINDOW
 
     model = DistributedDataParallel(Given())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -378,7 +381,7 @@ def switches_off(rank, world_size):
 def steps_with_a_closure(handle, model, optimizer, rank):
     """Groups are split before a closure runs, and what its backward pass decides holds from the next step on:
     the first that gets a gradient of selection."""
-    from tagc.torch.schedule.schedule import WINDOW
+    from oracles import WINDOW
 
     seen = []  # (names that are stepped short, names of which every value travelled)
     optimizer.register_step_pre_hook(lambda _, args, __: seen.append((stepped_short(args[0], model), None)))
@@ -396,8 +399,9 @@ def steps_with_a_closure(handle, model, optimizer, rank):
 
 def goes_back_without_an_optimizer(saved, names, rank):
     """In a run whose optimizer tagc does not know, no first moment is short, whatever the checkpoint says."""
+    from oracles import WINDOW
+
     import tagc.torch as tagc
-    from tagc.torch.schedule.schedule import WINDOW
 
     model = DistributedDataParallel(Given())
     handle = tagc.compress(model, verbose=False)
@@ -416,10 +420,10 @@ def goes_back_without_an_optimizer(saved, names, rank):
 
 def switches_off_of_shards(rank, world_size):
     """Under FSDP2, where moments are DTensors: the step of what is noise is that of a short moment."""
+    from oracles import WINDOW
     from torch.distributed.fsdp import fully_shard
 
     import tagc.torch as tagc
-    from tagc.torch.schedule.schedule import WINDOW
 
     model = fully_shard(Given())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
@@ -596,7 +600,7 @@ def test_memories_make_betas():
 def residuals_that_outgrow(rank, world_size):
     """A residual of far more than the gradients that come, twice in a row: every value travels, rank 0 says
     so, and a resumed run remembers the first time."""
-    from tagc.torch.schedule.schedule import WINDOW
+    from oracles import WINDOW
 
     def steps(model, first, n, factor):
         with warnings.catch_warnings(record=True) as seen:
@@ -631,8 +635,9 @@ def residuals_that_outgrow(rank, world_size):
 
 def unused_hold_nothing_up(rank, world_size):
     """A compressed parameter that never has a gradient does not keep the others from selection."""
+    from oracles import WINDOW
+
     import tagc.torch as tagc
-    from tagc.torch.schedule.schedule import WINDOW
 
     model = DistributedDataParallel(Given(), find_unused_parameters=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -654,7 +659,7 @@ def moment_stays_where_nothing_is_selected(rank, world_size):
     for options in ({"exchange": "dense"}, {"sparsity": 0}):
         model = DistributedDataParallel(Given())
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        handle = tagc.compress(model, optimizer, verbose=False, **options)
+        handle = tagc.compress(model, optimizer, verbose=False, **tagc.grouped(options))
         backward(model, rank, 0)
         assert not handle.state.moments.memories
 
@@ -683,8 +688,9 @@ def attention_has_an_optimizer_of_its_own(rank, world_size):
 def resumes(rank, world_size):
     """In the middle of a window, and after: the same bits. A checkpoint of a run without levels is at the
     last one."""
+    from oracles import WINDOW
+
     from tagc.torch import checkpoint
-    from tagc.torch.schedule.schedule import WINDOW
 
     for saved_at in (WINDOW - 6, WINDOW + 5):
         model, handle = compressed()
@@ -730,7 +736,9 @@ def guarded(rank, world_size):
         handle = (
             None
             if how is None
-            else tagc.compress(model, optimizer, verbose=False, rules={"weight": "compressed"}, **how)
+            else tagc.compress(
+                model, optimizer, verbose=False, rules={"weight": "compressed"}, **tagc.grouped(how)
+            )
         )
         random, losses = torch.Generator().manual_seed(8 + rank), []
         for _ in range(n_steps):
@@ -788,7 +796,7 @@ def trained(rank, how, n_steps=120):
             *((optimizer,) if how.pop("adapts", False) else ()),
             verbose=False,
             rules={"*.weight": "compressed"},
-            **how,
+            **tagc.grouped(how),
         )
     random.manual_seed(8 + rank)
     losses = []
@@ -818,17 +826,19 @@ def trains(rank, world_size):
     assert gaps["from the first step"] > 0.06, (dense, gaps)  # 0.116; else this test shows nothing
 
 
-def resumes_with_sums_that_wait(rank, world_size):
+def resumes_with_sums_that_wait(rank, world_size, is_hybrid):
     """A parameter that missed steps fills its window between two meetings of all ranks: its sums, which wait
     for the next one, are in the checkpoint."""
+    from oracles import WINDOW
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     import tagc.torch as tagc
-    from tagc.torch.schedule.schedule import WINDOW
 
     def made():
         model = Given()
-        fully_shard(model)
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("hosts", "within")) if is_hybrid else None
+        fully_shard(model, mesh=mesh)
         handle = tagc.compress(model, hosts=2, verbose=False)
         handle.param_groups()
         return model, handle
@@ -852,8 +862,9 @@ def resumes_with_sums_that_wait(rank, world_size):
     assert second.state.schedule.levels()["noisy"] == 2
 
 
-def test_resumed_on_several_ranks_per_host():
-    ranks.run(resumes_with_sums_that_wait, 4)
+@pytest.mark.parametrize("is_hybrid", [False, True])
+def test_resumed_on_several_ranks_per_host(is_hybrid):
+    ranks.run(resumes_with_sums_that_wait, 4, is_hybrid)
 
 
 def test_levels():

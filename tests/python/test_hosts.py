@@ -130,10 +130,10 @@ def test_only_equal_contiguous_hosts_are_added_up():
     assert per_host == 1 and "numbers 2 and 3 of its 6" in why, why
 
 
-def cluster_of(groups, identities, given=None, model=None):
+def cluster_of(groups, identities, given=None, model=None, timeout_s=60.0):
     from tagc.torch.exchange.hosts import Cluster
 
-    cluster = Cluster(range(dist.get_world_size()) if model is None else model, given, 60.0)
+    cluster = Cluster(range(dist.get_world_size()) if model is None else model, given, timeout_s)
     cluster.split(groups, dict(enumerate(identities)))
     return cluster
 
@@ -172,6 +172,14 @@ def two_by_two(rank, world_size):
         groups = hosts.within, hosts.between
     again = cluster_of([world], "aabb").of(world)
     assert (again.within, again.between) == groups, "torch keeps each group's memory: they must be the same"
+    from tagc.torch.exchange import waits
+
+    for seconds in (7.0, 7.0 + rank):  # ranks may differ
+        later = cluster_of([world], "aabb", timeout_s=seconds).of(world)
+        for group, before in zip((later.within, later.between), groups):
+            assert group is not before and waits.timeout_of(group) == seconds, (seconds, group)
+    again = cluster_of([world], "aabb", timeout_s=7.0 + rank).of(world)
+    assert (again.within, again.between) == (later.within, later.between)
 
 
 def flat_ones(rank, world_size):

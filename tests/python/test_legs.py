@@ -1,7 +1,6 @@
 """Sums of which one leg stays within hosts: DDP in two levels, and FSDP2's meshes of shards and replicas. The
 oracle is the method in plain loops over all ranks, in one process: it shares no code with tagc."""
 
-import inspect
 import json
 import math
 import re
@@ -58,11 +57,8 @@ def gradients_of(rank, step, shapes=Matrices.shapes):
 
 def exact(**options):
     """Options of an exchange that rounds nothing: what is selected travels as it is, the rest stays."""
-    import tagc.torch as tagc
-
-    known = inspect.signature(tagc.compress).parameters
-    residual = {"residual": "fp32"} if "residual" in known else {}
-    return {"values": "fp32", "sparsity": SPARSITY, "layers": "all", "verbose": False} | residual | options
+    own = {"values": "fp32", "sparsity": SPARSITY, "layers": "all", "residual": "fp32", "verbose": False}
+    return own | options
 
 
 # ---- the oracle ----
@@ -191,7 +187,7 @@ def ddp_oracle(rank, world_size, n_hosts):
     import tagc.torch as tagc
 
     model = ddp(Matrices, bucket_cap_mb=1e-6)
-    with tagc.compress(model, hosts=n_hosts, **exact()) as handle:
+    with tagc.compress(model, hosts=n_hosts, **tagc.grouped(exact())) as handle:
 
         def found_at(step, given):
             model.zero_grad()
@@ -225,7 +221,7 @@ def ddp_as_torch(rank, world_size):
     for mode in MODES:
         for model_class in (Odd, Tied) if "find_unused_parameters" in mode else (Odd,):
             model = ddp(model_class, **mode)
-            with tagc.compress(model, hosts=2, **exact(sparsity=0)) as handle:
+            with tagc.compress(model, hosts=2, **tagc.grouped(exact(sparsity=0))) as handle:
                 for step in range(2):
                     model.zero_grad()
                     loss_of(model, batch_of(rank, step)).backward()
@@ -247,14 +243,14 @@ def ddp_by_hand(rank, world_size):
     import tagc.torch as tagc
 
     model = ddp(Odd)
-    with tagc.compress(model, hosts=2, **exact(sparsity=0)) as handle:
+    with tagc.compress(model, hosts=2, **tagc.grouped(exact(sparsity=0))) as handle:
         with model.join():
             for step in range(1 + rank % 2):
                 model.zero_grad()
                 loss_of(model, batch_of(rank, step)).backward()
         assert handle.n_steps == 2
     model = ddp(Odd)
-    model.register_comm_hook(tagc.ddp_state(model, hosts=2, **exact(sparsity=0)), tagc.ddp_hook)
+    model.register_comm_hook(tagc.ddp_state(model, hosts=2, **tagc.grouped(exact(sparsity=0))), tagc.ddp_hook)
     loss_of(model, batch_of(rank)).backward()
     check_equal(gradients(model), full_gradients(Odd, world_size))
 
@@ -271,7 +267,7 @@ def ddp_conserves(rank, world_size):
         ({"layers": mix_of_classes}, {}),
     ):
         model = ddp(Odd, **mode)
-        with tagc.compress(model, hosts=2, **exact(**options)) as handle:
+        with tagc.compress(model, hosts=2, **tagc.grouped(exact(**options))) as handle:
             received = {}
             for step in range(4):
                 model.zero_grad()
@@ -340,7 +336,7 @@ def replicas_oracle(rank, world_size):
     for n_hosts in (2, 4) if world_size == 8 else (2,):
         for hosts in (n_hosts, None):
             model = hsdp(Matrices, mesh_of(n_hosts, world_size // n_hosts))
-            with tagc.compress(model, hosts=hosts, **exact()) as handle:
+            with tagc.compress(model, hosts=hosts, **tagc.grouped(exact())) as handle:
                 check_against_oracle(
                     rank, world_size, n_hosts, given_to(model), lambda: list(residuals_of(handle).values())
                 )
@@ -352,7 +348,7 @@ def replicas_on_hosts_oracle(rank, world_size):
     import tagc.torch as tagc
 
     model = hsdp(Matrices, mesh_of(4, world_size // 4))
-    with tagc.compress(model, hosts=2, **exact()) as handle:
+    with tagc.compress(model, hosts=2, **tagc.grouped(exact())) as handle:
         n_shards, shard, part = world_size // 4, rank % (world_size // 4), rank // (world_size // 4) % 2
 
         def held():
@@ -375,7 +371,7 @@ def shards_oracle(rank, world_size):
     n_hosts = 2
     n_replicas = world_size // n_hosts
     model = hsdp(Matrices, mesh_of(n_replicas, n_hosts, across=True))
-    with tagc.compress(model, hosts=n_hosts, **exact()) as handle:
+    with tagc.compress(model, hosts=n_hosts, **tagc.grouped(exact())) as handle:
         oracles = [[ReduceScatter(n_hosts, SHAPE[0] * SHAPE[1]) for _ in range(n_replicas)] for _ in range(2)]
         for step in range(4):
             found = given_to(model)(step, gradients_of(rank, step))
@@ -404,7 +400,7 @@ def what_stays_dense_is_said(rank, world_size):
 
     for hosts, n_said in ((4, 1), (2, 0), (None, 0)):
         model = hsdp(Matrices, mesh_of(2, 2))
-        handle, said = warned(lambda: tagc.compress(model, hosts=hosts, **exact()))
+        handle, said = warned(lambda: tagc.compress(model, hosts=hosts, **tagc.grouped(exact())))
         handle.close()
         assert len(said) == n_said * (rank == 0), said
         if said:
@@ -422,7 +418,7 @@ def odd_hosts(rank, world_size):
         first_words.identity = lambda identities=identities: identities[rank]
         try:
             model = hsdp(Odd, mesh_of(2, 2))
-            handle, said = warned(lambda: tagc.compress(model, **exact(sparsity=0)))
+            handle, said = warned(lambda: tagc.compress(model, **tagc.grouped(exact(sparsity=0))))
         finally:
             first_words.identity = own
         loss_of(model, batch_of(rank)).backward()
@@ -439,7 +435,7 @@ def one_fails(rank, world_size):
 
     for make in (lambda: ddp(Matrices), lambda: hsdp(Matrices, mesh_of(4, 1))):
         model, reduce = make(), Unit.reduce
-        handle = tagc.compress(model, hosts=2, timeout_s=3, **exact())
+        handle = tagc.compress(model, hosts=2, timeout_s=3, **tagc.grouped(exact()))
         if rank == 1:
 
             def fail(*_, **__):
@@ -472,7 +468,7 @@ def hsdp_as_torch(rank, world_size):
     for *sizes, across in MESHES:
         hosts, both = (None if sizes == [1, 4] else 2), (sizes, across)
         model = hsdp(Odd, mesh_of(*sizes, across))
-        handle = tagc.compress(model, hosts=hosts, **exact(sparsity=0))
+        handle = tagc.compress(model, hosts=hosts, **tagc.grouped(exact(sparsity=0)))
         for prepare in (model.set_requires_gradient_sync, model.set_requires_all_reduce):
             model.zero_grad()
             for step in range(2):
@@ -484,7 +480,7 @@ def hsdp_as_torch(rank, world_size):
         model.zero_grad()
         loss_of(model, batch_of(rank)).backward()
         check_equal(gradients(model), full_gradients(Odd, world_size), "of torch again")
-        handle = tagc.compress(model, hosts=hosts, **exact(sparsity=0))
+        handle = tagc.compress(model, hosts=hosts, **tagc.grouped(exact(sparsity=0)))
         for module in (*model.layers, model):
             module.set_gradient_divide_factor(3.0)
         model.zero_grad()
@@ -497,7 +493,7 @@ def hsdp_as_torch(rank, world_size):
         for compresses in (True, False):
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype)
             model = hsdp(Odd, mesh_of(2, 2), mp_policy=policy)
-            handle = tagc.compress(model, hosts=2, **exact(sparsity=0)) if compresses else None
+            handle = tagc.compress(model, hosts=2, **tagc.grouped(exact(sparsity=0))) if compresses else None
             loss_of(model, batch_of(rank)).backward()
             found.append(gradients(model))
             if handle is not None:
@@ -514,7 +510,7 @@ def hsdp_conserves(rank, world_size):
     given = full_gradients(Odd, world_size, range(4))
     for options in ({}, {"values": "int2"}, {"parameters": "delta4"}):
         model = hsdp(Odd, mesh_of(2, 2))
-        with tagc.compress(model, hosts=2, **exact(**options)) as handle:
+        with tagc.compress(model, hosts=2, **tagc.grouped(exact(**options))) as handle:
             received = {}
             for step in range(4):
                 model.zero_grad()
@@ -532,7 +528,7 @@ def nonfinite(rank, world_size):
 
     for make in (lambda: ddp(Matrices), lambda: hsdp(Matrices, mesh_of(2, 2))):
         model = make()
-        with tagc.compress(model, hosts=2, **exact()) as handle:
+        with tagc.compress(model, hosts=2, **tagc.grouped(exact())) as handle:
             model(gradients_of(rank, 0)).backward()
             before = residuals_of(handle)
             model.zero_grad()
@@ -612,7 +608,7 @@ def fsdp1_oracle(rank, world_size):
         model = fsdp1(Matrices, strategy, mesh_of(*sizes) if sizes else None)
         is_rows = strategy in ("FULL_SHARD", "SHARD_GRAD_OP")
         oracles = [Rows(2, 2, n) if is_rows else TwoLevels(2, 2, n) for _ in range(2)]
-        with tagc.compress(model, hosts=2, **exact()) as handle:
+        with tagc.compress(model, hosts=2, **tagc.grouped(exact())) as handle:
             for step in range(4):
                 model.zero_grad()
                 model(gradients_of(rank, step)).backward()
@@ -632,7 +628,7 @@ def fsdp1_as_torch(rank, world_size):
 
     for strategy, sizes in FSDP1:
         model = fsdp1(Odd, strategy, mesh_of(*sizes) if sizes else None)
-        with tagc.compress(model, hosts=2, **exact(sparsity=0)) as handle:
+        with tagc.compress(model, hosts=2, **tagc.grouped(exact(sparsity=0))) as handle:
             with model.no_sync():
                 loss_of(model, batch_of(rank, 0)).backward()
             loss_of(model, batch_of(rank, 1)).backward()
@@ -642,7 +638,7 @@ def fsdp1_as_torch(rank, world_size):
         loss_of(model, batch_of(rank)).backward()
         check_equal(whole_gradients(model), full_gradients(Odd, world_size), f"{strategy} of torch again")
     model = fsdp1(Odd, "HYBRID_SHARD", mesh_of(2, 2))
-    handle, said = warned(lambda: tagc.compress(model, hosts=4, **exact(sparsity=0)))
+    handle, said = warned(lambda: tagc.compress(model, hosts=4, **tagc.grouped(exact(sparsity=0))))
     assert len(said) == (rank == 0) and all("replicated over 2 on several hosts, too" in one for one in said)
     loss_of(model, batch_of(rank)).backward()
     check_equal(whole_gradients(model), full_gradients(Odd, world_size))
@@ -679,7 +675,7 @@ def save_each(rank, world_size, folder, names):
         if name not in names:
             continue
         model = make()
-        with tagc.compress(model, hosts=hosts, **exact()) as handle:
+        with tagc.compress(model, hosts=hosts, **tagc.grouped(exact())) as handle:
             given = [torch.zeros(shape, dtype=torch.float64) for shape in OddMatrices.shapes]
             for step in range(3):
                 model.zero_grad()
@@ -702,7 +698,7 @@ def load_each(rank, world_size, folder, to_come, names, one_in):
             if name not in names or (i + j) % one_in:
                 continue
             model = make()
-            with tagc.compress(model, hosts=hosts, **exact(sparsity=0.5)) as handle:
+            with tagc.compress(model, hosts=hosts, **tagc.grouped(exact(sparsity=0.5))) as handle:
                 handle.load(f"{folder}/{saved}")
                 check_saved(handle, expected, f"{saved} -> {name}")
                 found = [torch.zeros(shape, dtype=torch.float64) for shape in OddMatrices.shapes]
@@ -720,7 +716,7 @@ def save_before_a_step(rank, world_size, folder, saved, again):
     import tagc.torch as tagc
 
     make, hosts = layouts_of(world_size)["fsdp1"]
-    with tagc.compress(make(), hosts=hosts, **exact()) as handle:
+    with tagc.compress(make(), hosts=hosts, **tagc.grouped(exact())) as handle:
         handle.load(f"{folder}/{saved}")
         handle.save(f"{folder}/{again}")
 

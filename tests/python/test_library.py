@@ -1,5 +1,6 @@
 """That the library is found, is this version's, and that one which is missing or wrong says so by name."""
 
+import ast
 import ctypes
 import math
 import os
@@ -77,6 +78,55 @@ def test_structs_are_those_of_the_headers(tmp_path):
     ).stdout
     found = [(name, int(number)) for (name, _), number in zip(expected, said.split(), strict=True)]
     assert found == expected
+
+
+def test_words_are_those_of_the_headers():
+    """Each table of words has all values of its enum, by its names."""
+    text = re.sub(r"/\*.*?\*/", "", "".join(header.read_text() for header in HEADERS), flags=re.S)
+    for table, prefix in (
+        (_library.EXCHANGES, "EXCHANGE"),
+        (_library.FORMATS, "FORMAT"),
+        (_library.ROUNDINGS, "ROUNDING"),
+        (_library.OPS, "OP"),
+        (_library.OUTPUTS, "OUTPUT"),
+        (_library.LEVELS, "LEVEL"),
+        (_library.MOMENTS, "MOMENT"),
+        (_library.CLASSES, "CLASS"),
+        (_library.ELEMENTS, "ELEMENT"),
+    ):
+        theirs = {word: int(number) for word, number in re.findall(rf"\bTAGC_{prefix}_(\w+) = (\d+)", text)}
+        assert {word.upper().replace(" ", "_"): number for word, number in table.items()} == theirs, prefix
+
+
+def test_no_number_of_the_schedule_is_typed_again():
+    """They are lib/schedule's, and tagc_schedule_constants tells them. So no file of tagc.torch.schedule
+    gives a name to a number, but for limits of its own, and each has one place in lib."""
+    MIN_ELEMS = pytest.importorskip("tagc.torch.schedule.policy").MIN_ELEMS
+    own = {"MIN_ELEMS"}  # of the policy, a macro, which is compared below
+    for path in sorted((ROOT / "python/tagc/torch/schedule").glob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+                continue
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+            numbers = [
+                one.value
+                for one in ast.walk(node.value)
+                if isinstance(one, ast.Constant) and type(one.value) in (int, float)
+            ]
+            assert not [n for n in numbers if n not in (0, 1)] or names <= own, (path.name, names, numbers)
+    told = _library.initialised(_library.ScheduleConstants, "tagc_schedule_constants_init")
+    defined = (ROOT / "lib/schedule/constants.h").read_text()
+    policy = (ROOT / "include/tagc/policy.h").read_text()
+    assert int(re.search(r"define TAGC_CLASS_MIN_ELEMS (\d+)", policy)[1]) == MIN_ELEMS
+    for name, value in (
+        ("WINDOW", told.window),
+        ("FRESH_WINDOWS", told.fresh_windows),
+        ("LARGEST_SHARE", told.largest_share),
+        ("MOST_SHARE", told.most_share),
+        ("BLOCK_OF_EVERY", told.block_of_every),
+    ):
+        assert [float(one) for one in re.findall(rf"define TAGC_{name}[\s\\]+([\d.]+)", defined)] == [value]
 
 
 def kind_of(declared):

@@ -32,7 +32,9 @@ def train(kind, rank, device=None):
     import tagc.torch as tagc
 
     model = wrapped(kind)
-    handle = tagc.compress(model, verbose=False, sparsity=0.9, layers="all", transport="native")
+    handle = tagc.compress(
+        model, verbose=False, sparsity=0.9, layers="all", options=tagc.Options(transport="native")
+    )
     if device is not None:
         for module in model.modules():
             if isinstance(module, torch.nn.Linear):

@@ -122,7 +122,7 @@ class Exchanged:
 
         def fields(part, dtype):
             if part.kind == "dense":
-                return dict(exchange=lib.EXCHANGES["dense"])
+                return dict(exchange=lib.EXCHANGES["direct"], format=lib.FORMATS["fp32"], sparsity=0.0)
             format = "int4" if part.level == 1 else "int2"
             return dict(
                 exchange=lib.EXCHANGES["direct"],
@@ -200,7 +200,7 @@ def fields_of(part, dtype):
     from tagc import _library as lib
 
     if part.kind == "dense":
-        return dict(exchange=lib.EXCHANGES["dense"])
+        return dict(exchange=lib.EXCHANGES["direct"], format=lib.FORMATS["fp32"], sparsity=0.0)
     few = {"compressed": ("fp32", 0.0), "mild": ("int4", 0.75)}[part.kind]
     return dict(exchange=lib.EXCHANGES["direct"], format=lib.FORMATS[few[0]], sparsity=few[1])
 
@@ -310,8 +310,8 @@ def counted(rank, world_size):
             assert before.host.residual == before.host.buffers == 0 == before.device.total
             for step in range(3):  # DDP rebuilds its buckets
                 loss_of(model, batch_of(rank, step)).backward()
-            parts, direct = parts_of_models(handle), _library.EXCHANGES["direct"]
-            n_values = sum(p["n_elems"] for unit in parts for p in unit if p["exchange"] == direct)
+            parts, whole = parts_of_models(handle), _library.FORMATS["fp32"]
+            n_values = sum(p["n_elems"] for unit in parts for p in unit if p["format"] != whole)
             expected, found = planner.host_memory(parts, world_size, is_fed=True), handle.memory()
             assert n_values and n_values <= found.host.residual <= 4 * n_values
             assert found.host.replicas == found.host.pinned == found.device.total == 0
@@ -398,7 +398,13 @@ def allocated(rank, world_size):
                 fully_shard(layer, **how)
             fully_shard(model, **how)
         handle = tagc.compress(
-            model, hosts=2, layers=mix_of_classes, values="int4", sparsity=0, residual="int8", verbose=False
+            model,
+            hosts=2,
+            layers=mix_of_classes,
+            values="int4",
+            sparsity=0,
+            verbose=False,
+            options=tagc.Options(residual="int8"),
         )
         for step in range(3):
             model(torch.randn(4, 400)).square().mean().backward()

@@ -109,7 +109,7 @@ def replicas_stay_equal(rank, world_size):
     for options in (dict(sparsity=0.9), dict(sparsity=0.9, gentle=True)):
         model = tensor_parallel(mesh)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        with tagc.compress(model, optimizer, verbose=False, **options) as handle:
+        with tagc.compress(model, optimizer, verbose=False, **tagc.grouped(options)) as handle:
             n_steps = 45 if "gentle" in options else 3
             train(model, optimizer, tensor_parallel_gradients(mesh), n_steps)
             for name in ("whole", "other"):
@@ -218,7 +218,7 @@ def replicated_over_hosts(rank, world_size):
         options = {} if of_torch else {"between": mesh["host"]}
         model = make()
         optimizer = torch.optim.AdamW(model.parameters(), 0.001, foreach=False)
-        with tagc.compress(model, optimizer, verbose=False, **options) as handle:
+        with tagc.compress(model, optimizer, verbose=False, **tagc.grouped(options)) as handle:
             train(model, optimizer, gradients_at, 65)
             found = levels_alike(handle)
             assert found["of.one.weight"] == 1 < found["of.two.weight"], found
@@ -445,7 +445,7 @@ def save_stages(rank, world_size, folder):
     mesh, found = mesh_of("pp", "dp"), []
     for wrap in WRAPS:
         model = stage_of(mesh["pp"].get_local_rank(), mesh["dp"], wrap)
-        handle = tagc.compress(model, sparsity=0.9, residual="fp32", verbose=False)
+        handle = tagc.compress(model, sparsity=0.9, verbose=False, options=tagc.Options(residual="fp32"))
         model({"one": noise(rank, 1, shape=(80, 64)), "two": noise(rank, 2, shape=(64, 96))}).backward()
         handle.save(f"{folder}/{wrap}")
         found.append(residuals_of(handle))
@@ -464,7 +464,9 @@ def load_stages(rank, world_size, folder, saved):
         pp, dp = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
         for wrap in ("fsdp2", "ddp on a mesh"):
             model = stage_of(pp, mesh["dp"], wrap)
-            with tagc.compress(model, sparsity=0.9, residual="fp32", verbose=False) as handle:
+            with tagc.compress(
+                model, sparsity=0.9, verbose=False, options=tagc.Options(residual="fp32")
+            ) as handle:
                 if sizes[0] != 2:
                     check_error(
                         lambda: handle.load(f"{folder}/{wrap}"),
@@ -484,13 +486,17 @@ def load_stages(rank, world_size, folder, saved):
     mesh = mesh_of("pp", "dp", sizes=(2, world_size // 2))
     if world_size == 4:  # a process group without a mesh: the same ranks get their own again
         model = stage_of(mesh["pp"].get_local_rank(), mesh["dp"], "ddp")
-        with tagc.compress(model, sparsity=0.9, residual="fp32", verbose=False) as handle:
+        with tagc.compress(
+            model, sparsity=0.9, verbose=False, options=tagc.Options(residual="fp32")
+        ) as handle:
             handle.load(f"{folder}/ddp")
             for name, values in residuals_of(handle).items():
                 assert torch.equal(values, saved[rank][1][name])
         mesh = mesh_of("dp", "pp")
         model = stage_of(mesh["pp"].get_local_rank(), mesh["dp"], "ddp")
-        with tagc.compress(model, sparsity=0.9, residual="fp32", verbose=False) as handle:
+        with tagc.compress(
+            model, sparsity=0.9, verbose=False, options=tagc.Options(residual="fp32")
+        ) as handle:
             check_error(
                 lambda: handle.load(f"{folder}/ddp"),
                 r"of the process group \[0, 1\], which has no mesh.*no saved rank had the same",

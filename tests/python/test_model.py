@@ -39,11 +39,11 @@ class Wrapper:
 
 def side(parameters, world_size, options, is_fresh):
     """A schedule that goes on as fast as it may, and its wrapper."""
-    from tagc.torch.schedule.options import Options
+    from tagc.torch.schedule.options import Settings
     from tagc.torch.schedule.schedule import Schedule
 
     wrapper = Wrapper(parameters, world_size)
-    schedule = Schedule(wrapper, Options(**options), is_fresh)
+    schedule = Schedule(wrapper, Settings(**options), is_fresh)
     schedule.set_moments([], [p.name for p in parameters])
     return schedule, wrapper
 

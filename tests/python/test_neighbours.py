@@ -10,7 +10,7 @@ import launch
 import ranks
 
 JOBS = {
-    "reversible": ([], ["--ddp"]),
+    "reversible": ([], ["--ddp"], ["--in-turn=2"]),
     "preference": ([], ["--ddp"], ["--lora"], ["--lora", "--ddp"]),
     "offload": (["--parameters"], ["--optimizer"], ["--activations"], ["--parameters", "--activations"]),
 }
@@ -20,9 +20,11 @@ def check(rank, world_size, name):
     sys.path.insert(0, str(launch.EXAMPLES))
     job = __import__(name)
     job.dist.init_process_group = job.dist.destroy_process_group = lambda *_, **__: None
+    whole = job.main(["--steps=5", "--torch"]) if name == "reversible" else None
     for flags in JOBS[name]:
         flags = [*flags, "--steps=5"]
         alone = job.main([*flags, "--torch"])
+        assert "--in-turn=2" not in flags or alone != whole  # two of three blocks' experts were frozen
         found = job.main(flags, sparsity=0, values="fp32", verbose=False)
         assert found == alone, (flags, found, alone)
         trained = job.main(flags, verbose=False)

@@ -334,8 +334,9 @@ def others_are_left_alone(rank, world_size):
 def several_share_a_model(rank, world_size):
     """Muon for matrices and AdamW for the rest, in a list: each as it is. What Muon has stays as it was, and
     the Adam's goes on."""
+    from oracles import WINDOW
+
     import tagc.torch as tagc
-    from tagc.torch.schedule.schedule import WINDOW
 
     class Two(nn.Module):
         def __init__(self):
@@ -370,9 +371,10 @@ def handles_share_an_optimizer(rank, world_size, order):
     """Two models in one pass, and one AdamW whose groups have parameters of both: at each step each parameter
     moves, as the plain rule with its betas has it, and the user's groups stay. order: in which handles
     close."""
+    from oracles import WINDOW
+
     import tagc.torch as tagc
     from tagc.torch.schedule import adapt
-    from tagc.torch.schedule.schedule import WINDOW
 
     class Part(nn.Module):
         def __init__(self, seed):

@@ -13,6 +13,7 @@ import ranks  # noqa: F401  # run.py looks for it
 from run_script import SCRIPTS, SELECTING, TRIAL, check, losses, plain, ran, resumed
 
 from tagc.commands import main
+from tagc.run import options
 
 
 def test_ddp(tmp_path):
@@ -33,6 +34,7 @@ def test_last_checkpoint(tmp_path):
 def test_fsdp2(tmp_path):
     check(tmp_path, "fsdp2.py", "plain", "none")
     resumed(tmp_path, "fsdp2.py", ("save", "saved"), ("resume", "saved"))
+    assert (tmp_path / "saved-early" / "elsewhere").is_dir()  # by async_save(), and moved by resumed()
 
 
 def test_nanogpt(tmp_path):
@@ -103,12 +105,22 @@ def test_options(tmp_path, capsys):
         (("--off", "-m"), "-m: a module is missing"),
     ):  # fmt: skip
         assert text in refused(*words), words
+    with pytest.raises(SystemExit) as end:
+        main.main(["run", "--help"])
+    said = capsys.readouterr().out
+    assert not end.value.code
+    assert all(f"--{name.replace('_', '-')} " in said for name in options.of_compress())
     assert main.main(["run", "nowhere.py"]) == 1
     assert main.main(["run", "-m", "nowhere.at_all"]) == 1
 
 
 def test_options_of_a_file(tmp_path):
     (tmp_path / "options.json").write_text('{"sparsity": 0.5, "mild-sparsity": 0.4, "rules": {"*": "mild"}}')
+    if sys.version_info >= (3, 11):
+        (tmp_path / "options.toml").write_text(
+            'sparsity = 0.5\nmild-sparsity = 0.4\nrules = {"*" = "mild"}\n'
+        )
+        assert options.of_file(f"{tmp_path}/options.toml") == options.of_file(f"{tmp_path}/options.json")
     text = ran(tmp_path, (*TRIAL, "--options", "options.json", "--mild", "int8"), "ddp.py")
     assert "mild: direct, 40 % zero, int8" in text, text
 

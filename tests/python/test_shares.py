@@ -78,7 +78,7 @@ def selected_as_one(n_steps, n_last):
 def selects_as_one(rank, world_size):
     """Two units, of which one has gradients four times as large, send what one unit would; resumed, they send
     the same bits."""
-    from tagc.torch.schedule.schedule import WINDOW
+    from oracles import WINDOW
 
     n_steps, n_last = 9 * WINDOW, 2 * WINDOW
     wanted, found, sent = selected_as_one(n_steps, n_last), {}, {}

@@ -37,7 +37,7 @@ def silenced(rank, world_size, kind, place, options, words):
     import tagc.torch as tagc
 
     model = wrapped(kind)
-    tagc.compress(model, timeout_s=TIMEOUT_S, verbose=False, **options)
+    tagc.compress(model, timeout_s=TIMEOUT_S, verbose=False, **tagc.grouped(options))
     for step in range(2):
         loss_of(model, batch_of(rank, step)).backward()
     wake = pause(rank) if place == "forward" else None
@@ -121,6 +121,24 @@ def test_rounds_and_abort(world_size):
 OF_GROUP_S = 77.0
 
 
+def torchs_reduce_scatter(rank, world_size):
+    """As within a host under HSDP: gloo's own wait for it takes no time-out."""
+    import tagc.torch as tagc
+    from tagc.torch.exchange import waits
+
+    group = dist.new_group()
+    if rank == 0:
+        begin = time.monotonic()
+        with pytest.raises(tagc.Error, match="reduce-scatter.*no answer from rank 1 within 1 s") as raised:
+            waits.ReduceScatter("a", 1.0)(torch.empty(2), torch.ones(4), group, dist.ReduceOp.SUM)
+        assert raised.value.status == "timeout" and time.monotonic() - begin < PATIENCE_S
+    dist.barrier()
+
+
+def test_in_torchs_reduce_scatter():
+    ranks.run(torchs_reduce_scatter, 2)
+
+
 def timeouts_of_groups(rank, world_size):
     """Unless it is given, the time-out of all that tagc makes is that of the user's group, and not one that
     ends a job that may wait longer."""
@@ -144,7 +162,7 @@ def timeouts_of_groups(rank, world_size):
             (DistributedDataParallel(nn.Linear(8, 8), process_group=group), OF_GROUP_S),
             (fully_shard(nn.Linear(8, 8), mesh=mesh), OF_GROUP_S),
         ):
-            with tagc.compress(model, verbose=False, **options) as handle:
+            with tagc.compress(model, verbose=False, **tagc.grouped(options)) as handle:
                 assert {seconds_of(comm) for comm in handle.passes.comms()} == {given_s or wanted_s}
 
 

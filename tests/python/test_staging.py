@@ -63,7 +63,7 @@ def train(kind, rank, options, model_options, n_steps=STEPS, n_micro=1, loops=co
     import tagc.torch as tagc
 
     model = wrapped(kind, **model_options)
-    handle = tagc.compress(model, verbose=False, **options)
+    handle = tagc.compress(model, verbose=False, **tagc.grouped(options))
     optimizer = torch.optim.AdamW(handle.param_groups(lr=1e-2))
     losses = []
     with loops():
@@ -228,7 +228,9 @@ def residuals_fail(rank, world_size):
 
     with fake(220 + rank, kernels=True) as device:
         model = wrapped("ddp")
-        handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.5, codec=None, timeout_s=200)
+        handle = tagc.compress(
+            model, verbose=False, layers="all", sparsity=0.5, timeout_s=200, options=tagc.Options(codec=None)
+        )
         loss_of(model, batch_of(rank)).backward()
         begin = time.monotonic()
         if rank == 1:
@@ -246,32 +248,32 @@ def choice_of_codec(rank, world_size):
 
     model = wrapped("ddp")
     check_error(
-        lambda: tagc.compress(model, verbose=False, codec="gpu"),
+        lambda: tagc.compress(model, verbose=False, options=tagc.Options(codec="gpu")),
         "codec is 'gpu', must be one of None, 'device', 'host'",
     )
     check_error(
-        lambda: tagc.compress(model, verbose=False, codec="device"),
+        lambda: tagc.compress(model, verbose=False, options=tagc.Options(codec="device")),
         "codec is 'device', and the model is in CPU memory",
     )
     check_error(
-        lambda: tagc.compress(model, verbose=False, codec="device", exchange="dense"),
+        lambda: tagc.compress(model, verbose=False, options=tagc.Options(codec="device", exchange="dense")),
         "which is for exchange 'direct'",
     )
     with fake(210, kernels=True) as device:
         handle = tagc.compress(model, verbose=False)
         assert handle.codec == "device" and handle.memory().device.total > 0
         handle.close()
-        handle = tagc.compress(model, verbose=False, codec="host")
+        handle = tagc.compress(model, verbose=False, options=tagc.Options(codec="host"))
         assert handle.codec == "host" and handle.memory().device.total == 0
         handle.close()
     with fake(211, kernels=rank == 0) as device:
         check_error(
-            lambda: tagc.compress(model, verbose=False, codec="device"),
+            lambda: tagc.compress(model, verbose=False, options=tagc.Options(codec="device")),
             "rank 1: kernels for CUDA are missing: no-kernels.so",
         )
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
-            handle = tagc.compress(model, **({} if rank == 0 else {"codec": "host"}))
+            handle = tagc.compress(model, **tagc.grouped({} if rank == 0 else {"codec": "host"}))
         assert handle.codec == ("device", "host")[rank]
         assert "on the host" not in said.getvalue()
         handle.close()
@@ -313,7 +315,9 @@ def hooks_do_not_wait(rank, world_size):
             model = wrapped(kind)
             options = {"gentle": True} if fills else {"sparsity": 0.5}
             # messages by gloo, which can be held up
-            handle = tagc.compress(model, verbose=False, layers="all", transport="gloo", **options)
+            handle = tagc.compress(
+                model, verbose=False, layers="all", **tagc.grouped(options | {"transport": "gloo"})
+            )
             for step in range(19 if fills else 2):  # DDP makes its buckets anew
                 loss_of(model, batch_of(rank, step)).backward()
             finish = staging.Staging.finish
@@ -474,7 +478,7 @@ def memory(rank, world_size):
         with fake(50 + 10 * number + rank, kernels=kernels) as device:
             device.fake.fake_n_allocs.restype = device.fake.fake_n_live.restype = ctypes.c_uint64
             model = wrapped(kind, **model_options)
-            handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.5, **options)
+            handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.5, **tagc.grouped(options))
             found = [device.fake.fake_n_allocs()]
             optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
             for step in range(5):
@@ -527,7 +531,7 @@ def planned(rank, world_size):
             layers = (
                 (lambda name, p: "compressed") if kind == "fsdp2" and options["sparsity"] else mix_of_classes
             )
-            handle = tagc.compress(model, verbose=False, layers=layers, **options)
+            handle = tagc.compress(model, verbose=False, layers=layers, **tagc.grouped(options))
             if kind == "ddp":
                 model(torch.randn(2, 256)).square().mean().backward()
             units = list(handle.state.units.values())
@@ -690,7 +694,7 @@ def between_hosts(rank, world_size):
             for layer in model.layers:
                 fully_shard(layer, **fully)
             fully_shard(model, **fully)
-        handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.8, **options)
+        handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.8, **tagc.grouped(options))
         n_allocs = counts()
         for step in range(3):
             loss_of(model, batch_of(rank, step)).backward()

@@ -33,7 +33,7 @@ def check_step(kind, world_size, options):
     rank = dist.get_rank()
     model = wrapped(kind)
     seen = []
-    with tagc.compress(model, verbose=False, on_step=seen.append, **options) as handle:
+    with tagc.compress(model, verbose=False, on_step=seen.append, **tagc.grouped(options)) as handle:
         assert handle.stats() == {}
         for step in range(3):  # DDP makes its buckets anew, and units their reducers
             before = counted(handle)

@@ -1,21 +1,198 @@
-"""Two models, handles or threads at once, and the user's own collectives in a backward pass, over hosts of
-several ranks: what tagc exchanges must not meet them. Every value travels as it is, so that gradients are
-those of the same loop without a wrapper, whose gradients are averaged by hand."""
+"""Two at once: handles, models, optimizers, groups, threads, and the user's own collectives in the middle of
+a pass, in every wrapper. Each row of JOBS is such a training. It runs with tagc and by torch alone, which
+must give the same gradients; or, with values that are chosen and rounded, both models beside each other and
+each alone, which must give the same bits."""
 
-import contextlib
-import random
 import threading
 import time
 
 import pytest
 
 torch = pytest.importorskip("torch")
+import cells
 import ranks
 import torch.distributed as dist
-from torch import nn
+from cells import DEFAULT, EXACT, KINDS, N_STEPS, SHAPES, Trained, batch, groups, loss_of
 
-N, N_STEPS = 96, 4
-LATE_S = 0.03
+# ---- the jobs: (kind, options of compress() or None, the models to train) -> {model: its tensors} ----
+
+
+def of(kind, options, seeds, group=lambda seed: None, **of_model):
+    return [Trained(kind, options, seed, group(seed), **of_model) for seed in seeds]
+
+
+def found_in(trained, seeds):
+    for one in trained:
+        one.close()
+    return {seed: one.gradients for seed, one in zip(seeds, trained)}
+
+
+def in_one_pass(kind, options, seeds):
+    """One model trains on what the other gives."""
+    trained = of(kind, options, seeds)
+    for step in range(N_STEPS):
+        y = batch(dist.get_rank(), step)
+        for one in trained:
+            y = one.model(y)
+        loss_of(y).backward()
+        for one in trained:
+            one.step()
+    return found_in(trained, seeds)
+
+
+def in_one_backward(kind, options, seeds):
+    """Two forward passes and losses, one backward pass."""
+    trained = of(kind, options, seeds)
+    for step in range(N_STEPS):
+        sum(loss_of(one.model(batch(dist.get_rank(), step))) for one in trained).backward()
+        for one in trained:
+            one.step()
+    return found_in(trained, seeds)
+
+
+def forward_forward_backward_backward(kind, options, seeds):
+    trained = of(kind, options, seeds)
+    for step in range(N_STEPS):
+        losses = [loss_of(one.model(batch(dist.get_rank(), step))) for one in trained]
+        for loss in reversed(losses):
+            loss.backward()
+        for one in trained:
+            one.step()
+    return found_in(trained, seeds)
+
+
+def one_accumulates(kind, options, seeds):
+    """The first exchanges every second micro-step, the other one every one."""
+    trained = of(kind, options, seeds)
+    for step in range(2 * N_STEPS):
+        for one, seed in zip(trained, seeds):
+            exchanges = seed != 1 or step % 2 == 1
+            with one.exchanges(exchanges):
+                one.backward(step)
+            if exchanges:
+                one.step()
+    return found_in(trained, seeds)
+
+
+def closed_and_compressed_anew(kind, options, seeds):
+    """The second has a handle for a while, then torch sums, then it has another one, in the middle of the
+    first one's steps."""
+    trained = of(kind, options, seeds)
+    for step in range(2 * N_STEPS):
+        for one, seed in zip(trained, seeds):
+            if seed == 2 and one.handle is not None:
+                if step == 2:
+                    one.close()
+                elif step == 4:
+                    one.handle = cells.compress(kind, one.model, one.optimizer, **options)
+            one.backward(step)
+            one.step()
+    return found_in(trained, seeds)
+
+
+def two_groups(kind, options, seeds):
+    """Each model has a process group of its own, of all ranks, and the user a third."""
+    trained = of(kind, options, seeds, group=lambda seed: groups()[seed - 1])
+    for step in range(N_STEPS):
+        for one in trained:
+            one.backward(step)
+            dist.all_reduce(torch.ones(3), group=groups()[2])
+        for one in trained:
+            one.step()
+    return found_in(trained, seeds)
+
+
+def two_threads(kind, options, seeds):
+    """Each trains in a thread of its own, over a group of its own."""
+    trained = of(kind, options, seeds, group=lambda seed: groups()[seed - 1])
+
+    def train(one):
+        for step in range(N_STEPS):
+            one.backward(step)
+            one.step()
+
+    threads = [threading.Thread(target=train, args=(one,)) for one in trained]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found_in(trained, seeds)
+
+
+def a_thread_of_the_users(kind, options, seeds):
+    """It uses a group of its own all the while."""
+    trained, is_over, sums = of(kind, options, seeds), threading.Event(), []
+
+    def add_up():
+        while True:
+            mine = torch.tensor([float(dist.get_rank()), float(is_over.is_set())])
+            dist.all_reduce(mine, group=groups()[2])
+            sums.append(mine[0].item())
+            time.sleep(0.002)
+            if mine[1] == dist.get_world_size():  # on all ranks in the same call
+                return
+
+    groups()
+    thread = threading.Thread(target=add_up)
+    thread.start()
+    try:
+        for step in range(N_STEPS):
+            for one in trained:
+                one.backward(step)
+                one.step()
+    finally:
+        is_over.set()
+        thread.join()
+    assert set(sums) == {sum(range(dist.get_world_size()))}, set(sums)
+    return found_in(trained, seeds)
+
+
+def two_optimizers(kind, options, seeds):
+    """Of one model, both of which compress() gets."""
+
+    def made(model):
+        parameters = list(model.parameters())
+        return Both(
+            torch.optim.SGD(parameters[::2], 0.1, momentum=0.9), torch.optim.AdamW(parameters[1::2], 1e-2)
+        )
+
+    trained = [Trained(kind, options, seed, made=made) for seed in seeds]
+    for step in range(N_STEPS):
+        for one in trained:
+            one.backward(step)
+            one.step()
+    return found_in(trained, seeds)
+
+
+class Both:
+    def __init__(self, *each):
+        self.each = [*each]
+
+    def step(self):
+        for one in self.each:
+            one.step()
+
+    def zero_grad(self):
+        for one in self.each:
+            one.zero_grad()
+
+
+def one_optimizer(kind, options, seeds):
+    """Of two models with a handle each, whose groups have parameters of both."""
+    trained = of(kind, options, seeds, made=lambda model: None)
+    parameters = [p for one in trained for _, p in one.parameters()]
+    groups_of_both = [{"params": parameters[::2], "lr": 1e-2}, {"params": parameters[1::2], "lr": 2e-2}]
+    shared = torch.optim.AdamW(groups_of_both)
+    for one in trained:
+        if one.handle is not None:
+            one.handle.adapt(shared)
+    for step in range(N_STEPS):
+        for one in trained:
+            one.backward(step)
+            one.note()
+        shared.step()
+        shared.zero_grad()
+    return found_in(trained, seeds)
 
 
 class Sum(torch.autograd.Function):
@@ -32,206 +209,212 @@ class Sum(torch.autograd.Function):
         return gradient / dist.get_world_size()
 
 
-class Stack(nn.Module):
-    def __init__(self, seed, sums=False, unused=False, sparse=False, dtype=torch.float32):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.embed = nn.Embedding(N, N, sparse=True) if sparse else None
-        self.layers = nn.ModuleList([nn.Linear(N, N, dtype=dtype) for _ in range(4)])
-        self.unused = nn.Linear(N, N) if unused else None
-        self.sums, self.dtype = sums, dtype
+def with_users_collectives(install):
+    def job(kind, options, seeds):
+        trained, sums = of(kind, options, seeds), []
 
-    def forward(self, x):
-        if self.embed is not None:
-            x = x + self.embed(torch.arange(x.shape[0]))
-        for layer in self.layers:
-            x = torch.tanh(layer(x.to(self.dtype)))
-            x = Sum.apply(x) if self.sums else x
-        return x.float()
+        def add_up(tensor):
+            mine = tensor.detach().clone().double()
+            dist.all_reduce(mine)
+            sums.append(mine)
 
+        for one in trained:
+            install(one, add_up)
+        for step in range(N_STEPS):
+            for one in trained:
+                one.backward(step)
+                one.step()
+        found = found_in(trained, seeds)
+        return found | {"sums": sums}
 
-def wrapped(kind, model, group=None):
-    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.nn.parallel import DistributedDataParallel
-
-    if kind == "ddp":
-        has_unused = model.unused is not None
-        return DistributedDataParallel(
-            model, bucket_cap_mb=0.05, process_group=group, find_unused_parameters=has_unused
-        )
-    if kind == "hsdp":
-        mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicas", "shards"))
-    else:
-        mesh = DeviceMesh.from_group(dist.group.WORLD if group is None else group, "cpu")
-    for layer in model.layers:
-        fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    job.__name__, job.__doc__ = install.__name__, install.__doc__
+    return job
 
 
-def compress(model, **options):
-    import tagc.torch as tagc
-
-    return tagc.compress(model, **{"verbose": False, "sparsity": 0, "timeout_s": 30, "hosts": 2} | options)
-
-
-def batch(rank, step):
-    generator = torch.Generator().manual_seed(100 * step + rank)
-    return torch.randn(3, N, generator=generator)
+@with_users_collectives
+def in_backward(one, add_up):
+    """Of gradients, between layers."""
+    one.plain.after = lambda i, x: Sum.apply(x)
 
 
-def whole(gradient):
-    gradient = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
-    return gradient.to_dense() if gradient.is_sparse else gradient
+@with_users_collectives
+def in_forward(one, add_up):
+    def after(i, x):
+        add_up(x)
+        return x
+
+    one.plain.after = after
 
 
-class Run:
-    """Models that are trained one after the other on what the one before gives. group: over which the plain
-    ones' gradients are averaged."""
+@with_users_collectives
+def in_hooks_of_tensors(one, add_up):
+    def after(i, x):
+        x.register_hook(add_up)
+        return x
 
-    def __init__(self, models, plain, group=None):
-        self.models, self.plain, self.group = models, plain, group
-        self.optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in [*models, *plain]]
-
-    def step(self, x):
-        """Returns the largest difference of a gradient, of the mean's norm."""
-        for models in (self.models, self.plain):
-            y = x
-            for model in models:
-                y = model(y)
-            y.square().mean().backward()
-        return self.compare()
-
-    def compare(self):
-        worst = 0.0
-        for model, plain in zip(self.models, self.plain):
-            parameters = dict(plain.named_parameters())
-            for name, p in model.named_parameters():
-                wanted = parameters[name.removeprefix("module.")].grad
-                if wanted is None:
-                    continue
-                wanted = whole(wanted)
-                dist.all_reduce(wanted, group=self.group)
-                wanted /= dist.get_world_size()
-                worst = max(worst, ((whole(p.grad) - wanted).norm() / wanted.norm()).item())
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        return worst
+    one.plain.after = after
 
 
-@contextlib.contextmanager
-def late(rank):
-    """Rank 0 comes late to sums within its host, now and then."""
-    from tagc.torch.exchange.rows import Rows
+@with_users_collectives
+def in_hooks_of_modules(one, add_up):
+    def hook(module, given, got):
+        add_up(got[0])
 
-    add_up = Rows.add_up
+    for layer in one.plain.layers[1:]:  # whose inputs have gradients
+        layer.register_full_backward_hook(hook)
 
-    def add_up_late(self):
-        time.sleep(LATE_S * random.random())
-        add_up(self)
 
-    if rank == 0:
-        Rows.add_up = add_up_late
-    try:
-        yield
-    finally:
-        Rows.add_up = add_up
+@with_users_collectives
+def in_hooks_of_parameters(one, add_up):
+    """What the gradient is then is the wrapper's affair, but not whether ranks meet there."""
+    for _, parameter in one.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: add_up(torch.ones(())))
+
+
+def under_way_meanwhile(kind, options, seeds):
+    """A collective of the user's that begins before the pass and is waited for after it."""
+    trained, sums = of(kind, options, seeds), []
+    for step in range(N_STEPS):
+        for one in trained:
+            mine = torch.full((1000,), float(dist.get_rank() + step))
+            work = dist.all_reduce(mine, async_op=True)
+            one.backward(step)
+            work.wait()
+            sums.append(mine)
+            one.step()
+    return found_in(trained, seeds) | {"sums": sums}
+
+
+def clipped(kind, options, seeds):
+    """By the norm of all ranks, which is a collective under FSDP2."""
+    trained, norms = of(kind, options, seeds), []
+    for step in range(N_STEPS):
+        for one in trained:
+            one.backward(step)
+            if kind == "fsdp1":
+                norm = one.model.clip_grad_norm_(0.01)
+            else:
+                norm = torch.nn.utils.clip_grad_norm_(one.model.parameters(), 0.01)
+            norms.append(cells.whole(norm))
+            one.step()
+    return found_in(trained, seeds) | {"norms": norms}
+
+
+def evaluated_between(kind, options, seeds):
+    """The other model's forward pass, between the forward and the backward pass of each."""
+    trained = of(kind, options, seeds)
+    for step in range(N_STEPS):
+        for one in trained:
+            loss = loss_of(one.model(batch(dist.get_rank(), step)))
+            with torch.no_grad():
+                for other in trained:
+                    if other is not one:
+                        other.model(batch(dist.get_rank(), step + 50))
+            loss.backward()
+            one.step()
+    return found_in(trained, seeds)
+
+
+class Within(torch.autograd.Function):
+    """Does something else in the middle of a backward pass."""
+
+    @staticmethod
+    def forward(ctx, x, work):
+        ctx.work = work
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        with torch.enable_grad():
+            ctx.work()
+        return gradient, None
+
+
+def a_pass_within_a_pass(kind, options, seeds):
+    """All of the second model's pass, in the middle of the first one's backward pass."""
+    trained = of(kind, options, seeds)
+    first, rest = trained[0], trained[1:]
+    for step in range(N_STEPS):
+
+        def work(step=step):
+            for one in rest:
+                one.backward(step)
+                one.step()
+
+        first.plain.after = lambda i, x, work=work: Within.apply(x, work) if i == 1 else x
+        first.backward(step)
+        first.step()
+    return found_in(trained, seeds)
+
+
+TAKE_A_GROUP = {"ddp", "ddp that finds unused", "fsdp2", "replicate", "fsdp1"}
+DDP = {"ddp", "ddp that finds unused"}
+# job -> (kinds that it is for, None: all; whether its models do not depend on each other)
+JOBS = {
+    in_one_pass: (None, False),
+    in_one_backward: (None, True),
+    forward_forward_backward_backward: (None, True),
+    one_accumulates: (None, True),
+    closed_and_compressed_anew: ({*KINDS} - {"between"}, True),  # over which torch alone sums nothing
+    two_groups: (TAKE_A_GROUP, True),
+    two_threads: (DDP, True),  # FSDP without tagc takes one thread
+    a_thread_of_the_users: (None, True),
+    two_optimizers: (None, True),
+    one_optimizer: (None, False),
+    in_backward: (None, False),
+    in_forward: (None, True),
+    in_hooks_of_tensors: (None, True),
+    in_hooks_of_modules: (None, True),
+    in_hooks_of_parameters: ({*KINDS} - {"fsdp1"}, True),  # FSDP1 takes parameters' hooks away
+    under_way_meanwhile: (None, True),
+    clipped: (None, True),
+    evaluated_between: (None, True),
+    a_pass_within_a_pass: (None, True),
+}
+BY_NAME = {job.__name__: job for job in JOBS}
+
+
+def all_cells(shape):
+    for name, (kinds, is_independent) in ((job.__name__, about) for job, about in JOBS.items()):
+        for kind in KINDS:
+            if kinds is None or kind in kinds:
+                yield name, kind, "exact"
+                if is_independent:
+                    yield name, kind, "default"
 
 
 # ---- what all ranks do ----
 
 
-def two_models(rank, world_size, kind, options):
-    models, plain = ([wrapped(kind, Stack(seed)) for seed in (1, 2)], [Stack(seed) for seed in (1, 2)])
-    handles, run = [compress(model, **options) for model in models], Run(models, plain)
-    with late(rank):
-        for step in range(N_STEPS):
-            assert (worst := run.step(batch(rank, step))) < 1e-5, (step, worst)
-    assert [handle.n_steps for handle in handles] == [N_STEPS] * 2
-    for handle in handles:
-        handle.close()
+def run_cell(cell):
+    name, kind, how = cell
+    job = BY_NAME[name]
+    if how == "exact":
+        found, expected = job(kind, EXACT, (1, 2)), job(kind, None, (1, 2))
+        assert found.keys() == expected.keys()
+        for key in found:
+            assert len(expected[key]) >= (key != "sums"), key
+            cells.check_close(found[key], expected[key], key)
+        return
+    both, alone = job(kind, DEFAULT, (1, 2)), [job(kind, DEFAULT, (seed,)) for seed in (1, 2)]
+    for seed, one in enumerate(alone, 1):
+        assert one[seed], seed
+        cells.check_same_bits(both[seed], one[seed], seed)
 
 
-def two_threads(rank, world_size):
-    """Each trains a model of its own. FSDP2 without tagc takes one thread."""
-    groups = [(dist.new_group(), dist.new_group()) for _ in range(2)]
-    runs = []
-    for seed, (group, of_plain) in enumerate(groups):
-        model = wrapped("ddp", Stack(seed), group)
-        compress(model)
-        runs.append(Run([model], [Stack(seed)], of_plain))
-    worst = [[], []]
-
-    def train(i):
-        for step in range(N_STEPS):
-            worst[i].append(runs[i].step(batch(rank, step)))
-
-    threads = [threading.Thread(target=train, args=(i,)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [len(each) for each in worst] == [N_STEPS] * 2 and max(map(max, worst)) < 1e-5, worst
-
-
-def users_collectives(rank, world_size, of_model, options):
-    model = wrapped("ddp", Stack(1, **of_model))
-    run = Run([model], [Stack(1, **of_model)])
-    with compress(model, **options):
-        for step in range(N_STEPS):
-            assert (worst := run.step(batch(rank, step))) < 1e-5, (step, worst)
-
-
-def closed_in_any_order(rank, world_size):
-    """Handles have groups of their own, which end with them and leave the other's."""
-    models, plain = ([wrapped("ddp", Stack(seed)) for seed in (1, 2)], [Stack(seed) for seed in (1, 2)])
-    handles, run = [compress(model) for model in models], Run(models, plain)
-    run.step(batch(rank, 0))
-    handles.pop(0).close()
-    again = wrapped("ddp", Stack(3))
-    handles.append(compress(again))
-    run = Run([models[1], again], [plain[1], Stack(3)])
-    for step in range(2):
-        assert run.step(batch(rank, step)) < 1e-5
-    for handle in handles:
-        handle.close()
+def run_cells(rank, world_size, chosen):
+    cells.run_each(rank, run_cell, chosen)
 
 
 # ---- tests ----
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "hsdp"])
-def test_two_models_in_one_pass(kind):
-    ranks.run(two_models, 4, kind, {})
+@pytest.mark.parametrize("shape", SHAPES)
+def test_two_at_once(shape):
+    """A sample, in which each job meets each wrapper: test_two_at_once_long.py has the rest."""
+    ranks.run(run_cells, SHAPES[shape], sample(shape))
 
 
-@pytest.mark.parametrize("options", [{"hosts": None}, {"hosts": 2, "transport": "gloo"}])
-def test_two_models_by_other_ways(options):
-    ranks.run(two_models, 4, "ddp", options)
-
-
-def test_two_threads():
-    ranks.run(two_threads, 4)
-
-
-SHAPES = [
-    {"sums": True},
-    {"unused": True},
-    {"sums": True, "sparse": True},
-    {"sums": True, "dtype": torch.float64},
-]
-
-
-@pytest.mark.parametrize("of_model", SHAPES, ids=lambda shape: "-".join(shape))
-@pytest.mark.parametrize("hosts", [1, None])
-def test_users_collectives_in_a_pass(hosts, of_model):
-    ranks.run(users_collectives, 2, of_model, {"hosts": hosts})
-
-
-def test_users_collectives_on_hosts_of_several_ranks():
-    ranks.run(users_collectives, 4, {"sums": True, "sparse": True, "unused": True}, {"hosts": 2})
-
-
-def test_handles_close_in_any_order():
-    ranks.run(closed_in_any_order, 4)
+def sample(shape):
+    """Each job once, in a wrapper and a way that go round."""
+    return cells.sample(all_cells(shape), [*SHAPES].index(shape))

@@ -139,7 +139,7 @@ def simulated(rank, world_size, hosts=2):
     model = sharded(lambda: Given(SHAPES))
     options = dict(sparsity=0.75, values="fp32", layers="all", hosts=hosts, verbose=False)
     oracle = Simulated(SHAPES, hosts, world_size // hosts, 0.75)
-    with tagc.compress(model, **options, residual="fp32") as handle:
+    with tagc.compress(model, **tagc.grouped(options | {"residual": "fp32"})) as handle:
         for step in range(4):
             model.zero_grad()
             model(given_gradients(rank, step)).backward()
@@ -163,7 +163,7 @@ def in_eight_bits(rank, world_size, hosts=2):
     model = sharded(lambda: Given(SHAPES))
     options = dict(sparsity=0.75, values="fp32", layers="all", hosts=hosts, verbose=False)
     oracle, errors = Simulated(SHAPES, hosts, world_size // hosts, 0.75), []
-    with tagc.compress(model, **options, residual="int8") as handle:
+    with tagc.compress(model, **tagc.grouped(options | {"residual": "int8"})) as handle:
         for step in range(8):
             model.zero_grad()
             model(given_gradients(rank, step)).backward()
@@ -199,7 +199,7 @@ def every_value(rank, world_size, hosts=2):
     columns = dict(shard_placement_fn=lambda p: Shard(1) if p.ndim == 2 else Shard(0))
     for make, fully in ((Odd, {}), (Even, columns), (Odd, dict(reshard_after_forward=False))):
         model = sharded(make, **fully)
-        with tagc.compress(model, **options) as handle:
+        with tagc.compress(model, **tagc.grouped(options)) as handle:
             for step in (0, 1):
                 model.set_requires_gradient_sync(step == 1)
                 loss_of(model, batch_of(rank, step)).backward()
@@ -217,7 +217,7 @@ def left_out(rank, world_size, hosts=2):
     everyone = [given_gradients(other, 0) for other in range(world_size)]
     part = {name: everyone[rank][name] for name in ("one", "two")}
     options = dict(sparsity=0.75, values="fp32", layers="all", hosts=hosts, verbose=False)
-    with tagc.compress(model, **options, residual="fp32") as handle:
+    with tagc.compress(model, **tagc.grouped(options | {"residual": "fp32"})) as handle:
         model(everyone[rank]).backward()
         oracle.step(everyone)
         before = held(handle, hosts)
@@ -250,7 +250,11 @@ def precisions(rank, world_size, hosts=2):
         for compresses in (False, True):
             model = sharded(Even, mp_policy=policy)
             options = dict(sparsity=0, layers="all", hosts=hosts, verbose=False)
-            with tagc.compress(model, **options) if compresses else contextlib.nullcontext() as handle:
+            with (
+                tagc.compress(model, **tagc.grouped(options))
+                if compresses
+                else contextlib.nullcontext() as handle
+            ):
                 loss_of(model, batch_of(rank)).backward()
                 found.append(gradients(model))
         for name, expected in found[0].items():
@@ -273,7 +277,7 @@ def scaled(rank, world_size, hosts=2):
     options = dict(sparsity=0.75, values="fp32", layers="all", hosts=hosts, verbose=False)
     model = sharded(lambda: Given(SHAPES))
     oracle = Simulated(SHAPES, hosts, world_size // hosts, 0.75)
-    with tagc.compress(model, **options, residual="fp32") as handle:
+    with tagc.compress(model, **tagc.grouped(options | {"residual": "fp32"})) as handle:
         for step, scale in enumerate((1.0, 8.0, 0.5)):
             handle.loss_scale(scale)
             model.zero_grad()
@@ -309,7 +313,9 @@ def counted(rank, world_size, hosts=2):
         found = []
         for split in (hosts, world_size):
             model = sharded(lambda: Given({"one": torch.Size([256, 96])}))
-            with tagc.compress(model, layers="all", hosts=split, verbose=False, **options) as handle:
+            with tagc.compress(
+                model, layers="all", hosts=split, verbose=False, **tagc.grouped(options)
+            ) as handle:
                 model({"one": torch.randn(256, 96)}).backward()
                 found.append(handle.stats())
         two, flat = found
@@ -364,7 +370,7 @@ def nothing_between(rank, world_size):
         model, seen = sharded(Even), []
         options = dict(hosts=1, sparsity=0.9, parameters="delta4", layers="all", on_step=seen.append)
         with (
-            tagc.compress(model, verbose=False, **options)
+            tagc.compress(model, verbose=False, **tagc.grouped(options))
             if compresses
             else contextlib.nullcontext() as handle
         ):
@@ -417,7 +423,7 @@ def words(rank, world_size):
                 warnings.catch_warnings(record=True) as told,
             ):
                 warnings.simplefilter("always")
-                handle = tagc.compress(sharded(Even), sparsity=0.9, layers="all", **options)
+                handle = tagc.compress(sharded(Even), sparsity=0.9, layers="all", **tagc.grouped(options))
             loss_of(handle.model, batch_of(rank)).backward()
             per_host = handle.stats()["ranks_per_host"]
             handle.close()
@@ -481,7 +487,7 @@ def refused(rank, world_size):
         (dict(hosts=2 if rank < 2 else 4), "ranks do not agree: hosts is 2 on rank 0 and 4 on rank 2"),
         (dict(hosts=2 if rank != 3 else None), "ranks do not agree: hosts is 2 on rank 0 and None on rank 3"),
     ):
-        check_error(lambda: tagc.compress(model, verbose=False, **options), text)
+        check_error(lambda: tagc.compress(model, verbose=False, **tagc.grouped(options)), text)
     assert "hosts" in tagc.compress.__doc__
 
 
@@ -543,7 +549,7 @@ def start(hosts, columns=False, mesh=None, **options):
     model = sharded(Even if columns else Odd, mesh=mesh, **fully)
     # int8, too, is saved as it is: the sum over ranks stays
     options |= dict(sparsity=0.75, layers="all", verbose=False, residual="fp32" if columns else "int8")
-    return tagc.compress(model, hosts=hosts, **options)
+    return tagc.compress(model, hosts=hosts, **tagc.grouped(options))
 
 
 def train(handle, *steps):
@@ -641,7 +647,7 @@ def conserved(rank, world_size, hosts=2, ways=WAYS):
         model = sharded(Odd, reshard_after_forward=False)
         model.set_modules_to_backward_prefetch(list(model.layers))
         options = {"sparsity": 0.9, "residual": "fp32"} | options
-        with tagc.compress(model, hosts=hosts, verbose=False, **options) as handle:
+        with tagc.compress(model, hosts=hosts, verbose=False, **tagc.grouped(options)) as handle:
             for step in range(2):
                 loss_of(model, batch_of(rank, step)).backward()
             left, found = held(handle, hosts), gradients(model)
@@ -674,7 +680,7 @@ def tensor_parallel(rank, world_size):
     data, half = mesh["dp"].get_local_rank(), mesh["tp"].get_local_rank()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with tagc.compress(
-        model, optimizer, sparsity=0.9, hosts=2, residual="int8", verbose=False
+        model, optimizer, sparsity=0.9, hosts=2, verbose=False, options=tagc.Options(residual="int8")
     ) as handle:  # whose rounding is the same, too
         hosts = handle.wrapper.hosts(mesh["dp"].get_group())
         assert (hosts.n_hosts, hosts.per_host, hosts.host, hosts.place) == (2, 2, data // 2, data % 2)

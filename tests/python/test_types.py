@@ -24,11 +24,12 @@ steps: int = handle.n_steps
 tagc.compress(model, sparsity="0.9")  # type: ignore[arg-type]
 tagc.compress(model, sparcity=0.9)  # type: ignore[arg-type]
 tagc.compress(model, on_step=3)  # type: ignore[arg-type]
-tagc.compress(model, values="int8", exchange="packed", parameters="delta4", mild="dense", layers="all")
+tagc.compress(model, values="int8", parameters="delta4", layers="all")
+tagc.compress(model, options=tagc.Options(exchange="packed", mild="dense", threads=2))
 tagc.compress(model, values="int3")  # type: ignore[arg-type]
-tagc.compress(model, exchange="ring")  # type: ignore[arg-type]
+tagc.Options(exchange="ring")  # type: ignore[arg-type]
 tagc.compress(model, parameters="delta3")  # type: ignore[arg-type]
-tagc.compress(model, mild="mild")  # type: ignore[arg-type]
+tagc.Options(mild="mild")  # type: ignore[arg-type]
 tagc.compress(model, layers="linear")  # type: ignore[arg-type]
 tagc.compress(model, rules={"*": "sparse"})  # type: ignore[dict-item]
 tagc.buckets(model, 3)  # type: ignore[arg-type]

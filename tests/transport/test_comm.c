@@ -40,13 +40,13 @@ static void gather_body(rank_run *run) {
     uint64_t W = (uint64_t)run->world_size, sent[TAGC_N_LEGS], received[TAGC_N_LEGS];
     CHECK(run, tagc_comm_create_local(run->shared, run->rank, NULL, &comm) == TAGC_OK);
     uint32_t *all = malloc(W * sizeof *all), mine = 1000u + (uint32_t)run->rank;
-    CHECK(run, tagc_comm_all_gather(comm, &mine, sizeof mine, all) == TAGC_OK);
+    CHECK(run, tagc_comm_all_gather(comm, &mine, sizeof mine, all, W * sizeof *all) == TAGC_OK);
     for (uint32_t r = 0; r < W; r++) CHECK(run, all[r] == 1000 + r);
     memset(all, 0, W * sizeof *all);
     all[run->rank] = 7 * mine; /* in place */
-    CHECK(run, tagc_comm_all_gather(comm, &all[run->rank], sizeof mine, all) == TAGC_OK);
+    CHECK(run, tagc_comm_all_gather(comm, &all[run->rank], sizeof mine, all, W * sizeof *all) == TAGC_OK);
     for (uint32_t r = 0; r < W; r++) CHECK(run, all[r] == 7 * (1000 + r));
-    CHECK(run, tagc_comm_all_gather(comm, NULL, 0, NULL) == TAGC_OK);
+    CHECK(run, tagc_comm_all_gather(comm, NULL, 0, NULL, 0) == TAGC_OK);
     tagc_comm_bytes(comm, sent, received, TAGC_N_LEGS);
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
         uint64_t expected = leg == TAGC_LEG_CONTROL ? 2 * sizeof mine * (W - 1) : 0;
@@ -306,7 +306,9 @@ static void trace_body(rank_run *run) {
     tagc_comm *comm;
     CHECK(run, tagc_comm_create_local(log->group, run->rank, &options, &comm) == TAGC_OK);
     char all[24], mine[12] = "whatever";
-    for (int i = 0; i < 30; i++) CHECK(run, tagc_comm_all_gather(comm, mine, sizeof mine, all) == TAGC_OK);
+    for (int i = 0; i < 30; i++)
+        CHECK(run, tagc_comm_all_gather(comm, mine, sizeof mine, all,
+                                        (size_t)run->world_size * sizeof mine) == TAGC_OK);
     tagc_comm_destroy(comm);
 }
 
@@ -365,7 +367,8 @@ static tagc_status run_storm_job(void *arg) {
     int here = 1, all[8] = {0};
     self->n_bad = pattern_storm(self->comm, self->seed, 4, 3000);
     /* A gather from within a task must not wait for the worker it runs on. */
-    TAGC_TRY(tagc_comm_all_gather(self->comm, &here, sizeof here, all));
+    TAGC_TRY(tagc_comm_all_gather(self->comm, &here, sizeof here, all,
+                                  (size_t)tagc_comm_world_size(self->comm) * sizeof *all));
     for (int r = 0; r < tagc_comm_world_size(self->comm); r++) self->n_bad += all[r] != 1;
     return TAGC_OK;
 }
@@ -379,7 +382,8 @@ static void callback_body(rank_run *run) {
     storm_job second = {.task = {.run = run_storm_job, .arg = &second}, .comm = comm, .seed = 2};
     tagc_comm_submit(comm, &first.task);
     int mine = 50 + run->rank, all[8];
-    CHECK(run, tagc_comm_all_gather(comm, &mine, sizeof mine, all) == TAGC_OK); /* goes between the two */
+    CHECK(run, tagc_comm_all_gather(comm, &mine, sizeof mine, all, (size_t)run->world_size * sizeof *all) ==
+                   TAGC_OK); /* goes between the two */
     for (int r = 0; r < run->world_size; r++) CHECK(run, all[r] == 50 + r);
     tagc_comm_submit(comm, &second.task);
     CHECK(run, tagc_comm_barrier(comm) == TAGC_OK);

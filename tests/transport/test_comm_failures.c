@@ -564,10 +564,16 @@ static void test_option_arguments(void **state) {
     refuse(tagc_comm_create_local(group, 0, NULL, &second), TAGC_ERR_STATE, &second,
            "rank 0 of this group already");
     int value = 0;
-    assert_int_equal(tagc_comm_all_gather(NULL, &value, 4, &value), TAGC_ERR_ARGUMENT);
-    assert_int_equal(tagc_comm_all_gather(comm, NULL, 4, &value), TAGC_ERR_ARGUMENT);
-    assert_int_equal(tagc_comm_all_gather(comm, &value, 4, NULL), TAGC_ERR_ARGUMENT);
-    assert_int_equal(tagc_comm_all_gather(comm, &value, SIZE_MAX / 2, &value), TAGC_ERR_ARGUMENT);
+    int both[2];
+    assert_int_equal(tagc_comm_all_gather(NULL, &value, 4, both, 8), TAGC_ERR_ARGUMENT);
+    assert_int_equal(tagc_comm_all_gather(comm, NULL, 4, both, 8), TAGC_ERR_ARGUMENT);
+    assert_int_equal(tagc_comm_all_gather(comm, &value, 4, NULL, 8), TAGC_ERR_ARGUMENT);
+    assert_int_equal(tagc_comm_all_gather(comm, &value, SIZE_MAX / 2, both, 8), TAGC_ERR_ARGUMENT);
+    static const size_t wrong[] = {0, 4, 7, 9, 12};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        assert_int_equal(tagc_comm_all_gather(comm, &value, 4, both, wrong[i]), TAGC_ERR_ARGUMENT);
+        assert_non_null(strstr(tagc_last_error(), "must be 8: n_bytes of each of 2 ranks"));
+    }
     assert_int_equal(tagc_comm_barrier(NULL), TAGC_ERR_ARGUMENT);
     tagc_comm_destroy(comm);
     tagc_local_group_destroy(group);

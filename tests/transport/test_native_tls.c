@@ -224,7 +224,7 @@ static void watched_body(rank_run *run) {
     tagc_comm *comm = NULL;
     CHECK(run, tagc_comm_create_native(native, NULL, &comm) == TAGC_OK);
     fill_payload(bytes);
-    tagc_status status = tagc_comm_all_gather(comm, bytes, PAYLOAD, all);
+    tagc_status status = tagc_comm_all_gather(comm, bytes, PAYLOAD, all, 2 * (size_t)PAYLOAD);
     if (o->spoil_at && status == TAGC_OK) status = tagc_comm_barrier(comm); /* its own half had arrived */
     if (!o->spoil_at)
         CHECK(run, status == TAGC_OK && memcmp(all + (size_t)(1 - run->rank) * PAYLOAD, bytes, PAYLOAD) == 0);

@@ -62,9 +62,9 @@ static void split(tagc_comm *comm) {
     CHECK(tagc_comm_world_size(alone) == 1);
     for (int h = 0; h < 3; h++) CHECK(tagc_comm_name(between, h) == 2 * h + rank % 2);
     CHECK(tagc_comm_name(alone, 0) == rank);
-    CHECK(tagc_comm_all_gather(between, &rank, sizeof rank, ranks_of) == TAGC_OK);
+    CHECK(tagc_comm_all_gather(between, &rank, sizeof rank, ranks_of, 3 * sizeof *ranks_of) == TAGC_OK);
     for (int h = 0; h < 3; h++) CHECK(ranks_of[h] == 2 * h + rank % 2);
-    CHECK(tagc_comm_all_gather(within, &rank, sizeof rank, ranks_of) == TAGC_OK);
+    CHECK(tagc_comm_all_gather(within, &rank, sizeof rank, ranks_of, 2 * sizeof *ranks_of) == TAGC_OK);
     for (int l = 0; l < 2; l++) CHECK(ranks_of[l] == rank / 2 * 2 + l);
     CHECK(tagc_comm_barrier(comm) == TAGC_OK);
     tagc_comm_destroy(alone);

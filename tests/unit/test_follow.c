@@ -74,7 +74,8 @@ static void step_together(member *m, tagc_schedule *schedule, own_unit *units) {
         n_full += n;
     }
     if (n_full > 0) {
-        EXPECT(m, tagc_comm_all_gather(m->between, sums, n_full * sizeof *sums, all) == TAGC_OK);
+        EXPECT(m, tagc_comm_all_gather(m->between, sums, n_full * sizeof *sums, all,
+                                       (size_t)n_ranks * n_full * sizeof *sums) == TAGC_OK);
         for (size_t i = 0; i < n_full * sizeof *sums / sizeof(double); i++) {
             ((double *)sums)[i] = 0;
             for (int r = 0; r < n_ranks; r++)

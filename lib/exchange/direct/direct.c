@@ -18,7 +18,7 @@ static int is_coded(const tagc_reducer_options *options, int world_size) {
     return options->ranks_per_host == 1 || options->ranks_per_host < world_size;
 }
 
-static uint64_t residual_elems(const tagc_reducer_options *options, int world_size) {
+uint64_t tagc_direct_residual_elems(const tagc_reducer_options *options, int world_size) {
     int is_exact = options->format <= TAGC_FORMAT_BF16 && options->sparsity == 0; /* by choice: plain dense */
     if (tagc_results_are_sent(options))
         is_exact &= tagc_result_format(options) <= TAGC_FORMAT_BF16 && tagc_result_sparsity(options) == 0;
@@ -26,7 +26,7 @@ static uint64_t residual_elems(const tagc_reducer_options *options, int world_si
     return options->n_elems / (uint64_t)options->ranks_per_host;
 }
 
-static uint64_t output_elems(const tagc_reducer_options *options, int world_size) {
+uint64_t tagc_direct_output_elems(const tagc_reducer_options *options, int world_size) {
     if (options->output == TAGC_OUTPUT_UNIT) return options->n_elems;
     return options->n_elems /
            (uint64_t)(options->output != TAGC_OUTPUT_SHARD ? options->ranks_per_host : world_size);
@@ -117,7 +117,6 @@ static tagc_status hand_headers(tagc_reducer *r);
 static tagc_status hand_bodies(tagc_reducer *r);
 static tagc_status decode_results(tagc_reducer *r);
 static tagc_status agree(tagc_reducer *r);
-static tagc_status finish(tagc_reducer *r);
 
 static tagc_status then(tagc_reducer *r, tagc_action_fn next, const tagc_pause *wait) {
     tagc_then(r, next, wait->awaited, wait->n, wait->low, wait->high);
@@ -234,20 +233,20 @@ static tagc_status agree(tagc_reducer *r) {
     int is_coded = tagc_direct_of(r)->coded;
     if (!is_coded || r->k == r->shard) r->now.stats.n_union = r->options.n_elems;
     if (!is_coded && tagc_direct_has_results(r))
-        r->now.stats.n_returned = output_elems(&r->options, r->world_size);
+        r->now.stats.n_returned = tagc_direct_output_elems(&r->options, r->world_size);
     tagc_agree_begin(r, TAGC_ROUND_DIRECT_AGREEMENT, 0);
-    tagc_then(r, finish, r->agreement, 1, TAGC_NO_ROUND, 0);
+    tagc_then(r, tagc_direct_finish, r->agreement, 1, TAGC_NO_ROUND, 0);
     return TAGC_OK;
 }
 
-static tagc_status finish(tagc_reducer *r) {
+tagc_status tagc_direct_finish(tagc_reducer *r) {
     TAGC_TRY(tagc_agree_end(r, NULL, NULL));
     const float value = NAN;
     uint32_t word;
     if (!r->now.stats.nonfinite || r->now.is_ahead || r->feed) return TAGC_OK;
     memcpy(&word, &value, sizeof word);
     return r->arrays->fill(r->arrays->heap.context, r->now.output, word,
-                           output_elems(&r->options, r->world_size) * sizeof(float));
+                           tagc_direct_output_elems(&r->options, r->world_size) * sizeof(float));
 }
 
 static void end(tagc_reducer *r, int succeeded) {
@@ -258,11 +257,10 @@ static void end(tagc_reducer *r, int succeeded) {
 const tagc_exchange_table tagc_exchange_direct = {
     .id = TAGC_EXCHANGE_DIRECT,
     .state_bytes = sizeof(tagc_direct),
-    .is_selective = 1,
-    .reads_first = 1,
+    .overlap = TAGC_OVERLAP_ANYWHERE,
     .runner = &tagc_direct_on_host,
-    .residual_elems = residual_elems,
-    .output_elems = output_elems,
+    .residual_elems = tagc_direct_residual_elems,
+    .output_elems = tagc_direct_output_elems,
     .place = place,
     .place_work = place_work,
     .start = start,

@@ -13,6 +13,8 @@
  * bytes, and then the rest, when both sides know its length. Small fragments fit into the front. For large ones, and on
  * transports without lanes, eager is 0. Fragments travel in parcels, one message per parcel; small ones are one parcel.
  *
+ * Values that travel whole, with one rank per host, take another path (whole.c), which needs none of this.
+ *
  * direct.c has the course of a step. The other files each do one part of it and return; batches.c has the calls of the codec. */
 #ifndef TAGC_EXCHANGE_DIRECT_DIRECT_H
 #define TAGC_EXCHANGE_DIRECT_DIRECT_H
@@ -113,6 +115,11 @@ static inline int tagc_direct_round_after_sums(const tagc_reducer *r) {
 static inline int tagc_rank_of(const tagc_direct *d, int host, int local) {
     return host * d->per_host + local;
 }
+/* Of both paths. */
+uint64_t tagc_direct_residual_elems(const tagc_reducer_options *options, int world_size);
+uint64_t tagc_direct_output_elems(const tagc_reducer_options *options, int world_size);
+/* The last action: whether the step succeeded; where something is not finite, the output becomes NaN. */
+tagc_status tagc_direct_finish(tagc_reducer *r);
 /* The code of &d->fragment or of &d->sums. */
 const tagc_code *tagc_direct_code(const tagc_direct *d, const tagc_code_options *options);
 /* Row of the unit that the rank `local` of `host` owns. */

@@ -7,6 +7,7 @@
 #include "codec/delta.h"
 #include "core/cpu.h"
 #include "exchange/options.h"
+#include "exchange/refusal.h"
 
 #include <stdint.h>
 #include <stdio.h>
@@ -274,34 +275,26 @@ static tagc_status begin(tagc_gatherer *g, const float *shard, void *full) {
     return TAGC_OK;
 }
 
-static tagc_status make_zeros(const tagc_arrays *arrays, size_t n_bytes, void **out) {
-    tagc_status status = arrays->heap.create(arrays->heap.context, n_bytes, "an array of zeros", out);
-    return status == TAGC_OK ? arrays->fill(arrays->heap.context, *out, 0, n_bytes) : status;
+static void take_part(void *context, tagc_status status, const char *text, const void *zeros, void *room) {
+    tagc_gatherer *g = context;
+    (void)text;
+    g->failure = status;
+    (void)begin(g, zeros, room);
+    (void)tagc_gatherer_end(g);
+    g->failure = TAGC_OK;
+    g->full = NULL;
+    g->is_whole_next = g->is_delta;
 }
 
-/* As of a reducer: the others hear of the last failure, which is this rank's own, in the gather itself. The next one is whole. */
+/* The last failure is this rank's own. Returns it when the gather is over. The next one is whole. */
 static tagc_status refuse(tagc_gatherer *g, tagc_status status) {
-    char text[TAGC_ERROR_TEXT_BYTES];
-    snprintf(text, sizeof text, "%s", tagc_last_error());
-    const tagc_heap *heap = &g->arrays->heap;
-    size_t n_shard = g->shard * sizeof *g->own, n_full = (size_t)g->n_rows * g->shard * g->width;
-    void *shard, *full = NULL;
-    tagc_status made = make_zeros(g->arrays, n_shard, &shard);
-    if (made == TAGC_OK) made = make_zeros(g->arrays, n_full, &full);
-    if (made == TAGC_OK) {
-        g->failure = status;
-        (void)begin(g, shard, full);
-        (void)tagc_gatherer_end(g);
-        g->failure = TAGC_OK;
-        g->full = NULL;
-        g->is_whole_next = g->is_delta;
-    } else {
-        (void)tagc_fail(status, "%s", text);
-        (void)tagc_comm_give_up(g->comm, status, g->rank);
-    }
-    heap->destroy(heap->context, shard, n_shard);
-    heap->destroy(heap->context, full, n_full);
-    return tagc_fail(status, "%s", text);
+    return tagc_refuse(&(tagc_refusal){.comm = g->comm,
+                                       .arrays = g->arrays,
+                                       .n_read = g->shard * sizeof *g->own,
+                                       .n_written = (size_t)g->n_rows * g->shard * g->width,
+                                       .status = status,
+                                       .take_part = take_part,
+                                       .context = g});
 }
 
 tagc_status tagc_gatherer_begin(tagc_gatherer *g, const float *shard, uint64_t n_shard, void *full,

@@ -143,7 +143,7 @@ def check_complete(saved: Any, abouts: Mapping[int, Mapping[str, Any]]) -> None:
     """Raises Error if dcp.load() has read less than was saved, as it does into an object without the keys."""
     for part in saved if isinstance(saved, (list, tuple)) else [saved]:
         for rank, about in abouts.items():
-            entry = part.get(f"rank{rank}", {})
+            entry = checkpoint.renamed(part.get(f"rank{rank}", {}))
             saw = {*entry.get("residuals", ()), *entry.get(checkpoint.REPLICAS, ())}
             missing = {*about.get("keys", {}).get("kept", ()), *about.get("gathered", ())} - saw
             if entry and missing:

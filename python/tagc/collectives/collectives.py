@@ -34,12 +34,12 @@ from tagc.torch.extension import (
     Layers,
     Memory,
     Mild,
-    Options,
     Parameters,
     Passes,
     ReduceOp,
     Residual,
     Runners,
+    Settings,
     State,
     Unit,
     Values,
@@ -60,7 +60,8 @@ class Collectives:
     """torch's collectives, compressed. Collective to make, over the ranks of the group.
 
         comm = Collectives()
-        work = comm.reduce_scatter(output, input, key=parameter, op=dist.ReduceOp.AVG)
+        comm.all_reduce(gradient, key=parameter, op=dist.ReduceOp.AVG)
+        work = comm.reduce_scatter(output, input, key=parameter, async_op=True)
         work.wait()
 
     group: a process group, or a mesh of one dimension; default: all ranks.
@@ -165,28 +166,40 @@ class Collectives:
         *,
         key: torch.Tensor | str | None = None,
         op: Any = ReduceOp.SUM,
-    ) -> Work:
+        async_op: bool = False,
+    ) -> Work | None:
         """Sums `input` (W * n,) over ranks; rank r gets row r as `output` (n,). Shapes count as flat. op: SUM
-        (default, as torch's), AVG or a PREMUL_SUM. Returns a Work at once; leave both tensors alone until
-        its wait()."""
-        return self._submit("reduce_scatter", key, input, output, op)
+        (default, as torch's), AVG or a PREMUL_SUM. async_op: as torch's: True returns a Work at once, and
+        both tensors are to be left alone until its wait(); without it the result is there, for tensors on a
+        device on the current stream."""
+        return self._submit("reduce_scatter", key, input, output, op, async_op)
 
     def all_reduce(
-        self, tensor: torch.Tensor, *, key: torch.Tensor | str | None = None, op: Any = ReduceOp.SUM
-    ) -> Work:
-        """Sums `tensor` over ranks, in place. op, Work: as of reduce_scatter()."""
-        return self._submit("all_reduce", key, tensor, tensor, op)
+        self,
+        tensor: torch.Tensor,
+        *,
+        key: torch.Tensor | str | None = None,
+        op: Any = ReduceOp.SUM,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Sums `tensor` over ranks, in place. op, async_op: as of reduce_scatter()."""
+        return self._submit("all_reduce", key, tensor, tensor, op, async_op)
 
     def all_gather(
-        self, output: torch.Tensor, input: torch.Tensor, *, key: torch.Tensor | str | None = None
-    ) -> Work:
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        *,
+        key: torch.Tensor | str | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
         """Gathers `input` (n,) of all ranks into `output` (W * n,), in the format `parameters`: None sends
         whole values. With deltas what travels is the change since what all ranks have of that key, in which
         rounding errors come again: keep `input` exact, in fp32, and do not compute the next one from
         `output`. Without a key, "int8" and deltas are values in 8 bits, rounded at random. A NaN or Inf makes
-        its block NaN in 8 bits, and all of `input` as a delta; the next finite one is right again. Returns a
-        Work."""
-        return self._submit("all_gather", key, input, output, None)
+        its block NaN in 8 bits, and all of `input` as a delta; the next finite one is right again. async_op:
+        as of reduce_scatter()."""
+        return self._submit("all_gather", key, input, output, None, async_op)
 
     def synchronize(self) -> None:
         """Waits until all calls so far are complete, and raises the first failure that no wait() has raised.
@@ -289,7 +302,14 @@ class Collectives:
 
     # ---- a call ----
 
-    def _submit(self, what: str, key: Any, source: Any, target: Any, op: Any) -> Work:
+    def _submit(self, what: str, key: Any, source: Any, target: Any, op: Any, is_async: bool) -> Work | None:
+        work = self._begin(what, key, source, target, op)
+        if is_async:
+            return work
+        work.wait()  # without the order's lock, so that other threads' calls follow meanwhile
+        return None
+
+    def _begin(self, what: str, key: Any, source: Any, target: Any, op: Any) -> Work:
         # what inference mode makes would not do for later calls
         with self._order, torch.inference_mode(False):
             if self.is_closed:
@@ -503,7 +523,7 @@ class Collectives:
 
 def _prepared(
     group: Any, names: Any, optimizer: Any, given: dict[str, Any]
-) -> tuple[dist.ProcessGroup, Options, Keys, bool]:
+) -> tuple[dist.ProcessGroup, Settings, Keys, bool]:
     """Makes all ranks agree. Returns (the group, the options, the keys with their hosts, whether the weights
     look fresh). Collective; all ranks raise the same Error."""
     found = dist.group.WORLD if dist.is_initialized() else None
@@ -522,7 +542,7 @@ def _prepared(
         _library.load()
         if given["timeout_s"] is None:
             given["timeout_s"] = timeout_of(found)
-        options = Options(**given)
+        options = Settings(**given)
         keys = Keys(found, options, names)
         if optimizer is not None and not keys.parameters():
             raise Error(

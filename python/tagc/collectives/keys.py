@@ -21,8 +21,8 @@ from tagc.torch.extension import (
     ExchangeOptions,
     Hosts,
     Kinds,
-    Options,
     Place,
+    Settings,
     Unit,
     Wrapped,
     layouts,
@@ -97,7 +97,7 @@ class Keys(Wrapped):
     ends_with_backward = False
     shares_folder = False
 
-    def __init__(self, group: dist.ProcessGroup, options: Options, names: Any) -> None:
+    def __init__(self, group: dist.ProcessGroup, options: Settings, names: Any) -> None:
         self._group, self._options = group, options
         self.reduced: dict[str, Reduced] = {}
         self.gathered: dict[str, tuple[Use, AllGather]] = {}

@@ -76,7 +76,8 @@ def measure_link(comm: Any, world: Any, n_peers: int) -> tuple[float, float]:
 
     def gather(n_bytes: int) -> float:
         mine, everyone = (torch.zeros(n, dtype=torch.uint8) for n in (n_bytes, (1 + n_peers) * n_bytes))
-        call = ("tagc_comm_all_gather", comm.handle, mine.data_ptr(), n_bytes, everyone.data_ptr())
+        arrays = mine.data_ptr(), n_bytes, everyone.data_ptr(), everyone.numel()
+        call = ("tagc_comm_all_gather", comm.handle, *arrays)
         return _slowest(world, lambda: lib.call(*call))
 
     gather(1)

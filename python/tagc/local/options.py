@@ -55,7 +55,7 @@ class Settings:
         """Returns fields of tagc_reducer_options."""
         fields: dict[str, Any] = {"n_threads": self.threads, "op": lib.OPS[op]}
         if kind == "dense":
-            return fields | {"exchange": lib.EXCHANGES["dense"], "format": lib.FORMATS["fp32"]}
+            return fields | of_direct("fp32", 0.0)
         # exchanges are rare, residual_decay would round each time, and there are anchors of 4 bytes anyway
         stored = {"residual": lib.FORMATS["fp32"]}
         return fields | stored | of_direct(self.values, self.sparsity)

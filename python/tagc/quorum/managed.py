@@ -32,7 +32,7 @@ from tagc._library import LOST, Error
 from tagc.quorum import internals
 from tagc.quorum.torchft import is_managed_group
 from tagc.torch import Compressed
-from tagc.torch.extension import Comm, Gloo, Options, Way
+from tagc.torch.extension import Comm, Gloo, Settings, Way
 from tagc.torch.hooks import ddp
 
 TIMEOUT_S = 60.0  # as torchft's Manager
@@ -416,7 +416,7 @@ class Managed:
     _quorum: Quorum | None = None
     _error: Any = None  # torchft's, of the last step that was given up
 
-    def check(self, options: Options, is_on_device: bool) -> None:
+    def check(self, options: Settings, is_on_device: bool) -> None:
         if options.parameters is not None:
             raise Error("unsupported", f"parameters is {options.parameters!r}: under torchft it must be None")
         if options.transport == "native":

@@ -74,7 +74,7 @@ FIGURES = (
         "pareto",
         "Loss against bits of gradients",
         "Each mark is an arm, the mean over its seeds. Whiskers run from least to most; each run is "
-        "compared with the first arm's run of the "
+        "compared with the run of the baseline, the first arm, of the "
         "same seed. Line: arms that no other beats in both. Bold names: the paper's sketch. Bits are "
         "counted over the whole model, before the "
         "factor (W-1)/W.",
@@ -83,8 +83,8 @@ FIGURES = (
     ),
     Figure(
         "pareto-all",
-        "Loss against bits of all legs",
-        "The same with the bits of the parameters.",
+        "Loss against bits of gradients and parameters",
+        "The same with the bits of the parameters, too.",
         _QUALITY,
         _one(figures_pareto.all_legs),
     ),

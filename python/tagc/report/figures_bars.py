@@ -77,7 +77,6 @@ def _bars(rows: list[Bar], names: Sequence[str], colors: Sequence[str], x_title:
     longest = min(style.LABEL_WIDTH, longest)
     ends_width = (1 + style.WIDER) * max(style.text_width(row.end) for row in rows) + 14
     share = min(0.6, ends_width / (style.WIDTH - longest - 20))
-    left = 5 + int(style.WIDER * longest)  # Vega leaves as much as its own font needs
     shown = style.legend_param("shown", "p", met)
     x = alt.X(
         "a:Q",
@@ -132,7 +131,7 @@ def _bars(rows: list[Bar], names: Sequence[str], colors: Sequence[str], x_title:
     layers[0] = layers[0].add_params(shown, style.zoom_param(["x"]))
     chart = alt.layer(*layers).add_params(alt.param(name="labels", value=labels)).properties(
         width=style.WIDTH, height=24 * len(rows), autosize=alt.AutoSizeParams(type="fit-x",
-            contains="padding"), padding={"left": left, "right": 5, "top": 5, "bottom": 5})  # fmt: skip
+            contains="padding"), padding=style.padding(longest))  # fmt: skip
     return style.Drawing(
         chart, {"parts": parts, "ends": ends, "heads": heads, "whiskers": whiskers, "mark": [{"x": mark}]}
     )

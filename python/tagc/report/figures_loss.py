@@ -246,7 +246,7 @@ def loss_bits(report: Report) -> style.Drawing | None:
     curves = _curves(report, _at_bits, False, True)
     if not _end(curves) > 0:
         return None
-    return lines(curves, "bits sent so far, per parameter and rank, all legs, before (W-1)/W",
+    return lines(curves, "bits sent so far, per parameter and rank, gradients and parameters, before (W-1)/W",
                  "loss (nats per token)",
                  y_most=_interesting_most(curves), x_name="bits")  # fmt: skip
 
@@ -296,7 +296,10 @@ def levels(report: Report) -> list[style.Drawing]:
                 ],
             )
             .properties(
-                width=style.WIDTH, height=220, autosize=alt.AutoSizeParams(type="fit", contains="padding")
+                width=style.WIDTH,
+                height=220,
+                autosize=alt.AutoSizeParams(type="fit", contains="padding"),
+                padding=style.padding(max(style.text_width(level, 12) for level in LEVELS)),
             )
         )
         drawings.append(style.Drawing(chart, {"levels": rows}))

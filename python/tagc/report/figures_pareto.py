@@ -16,7 +16,7 @@ from tagc.report.pareto import FLOOR, Point
 
 _INNER_WIDTH, _HEIGHT, _FONT = 720, 440, 11
 _KINDS = (
-    ("the first arm", style.LINES[0]),
+    ("the baseline", style.LINES[0]),
     ("the paper's sketch", style.LINES[1]),
     ("nothing beats it", style.LINES[2]),
     ("others", style.LINES[7]),
@@ -111,7 +111,7 @@ def _draw(report: Report, is_all: bool) -> style.Drawing | None:
 
     x = alt.X(
         "x:Q",
-        title=f"bits per parameter and step, {'all legs' if is_all else 'gradients'}",
+        title=f"bits per parameter and step, {'gradients and parameters' if is_all else 'gradients'}",
         scale=alt.Scale(type="log", domain=[left, right], nice=False),
         axis=alt.Axis(format="~g", labelOverlap="greedy"),
     )
@@ -123,7 +123,7 @@ def _draw(report: Report, is_all: bool) -> style.Drawing | None:
     )
     y = alt.Y(
         "y:Q",
-        title="loss above the first arm's (%)",
+        title="loss above the baseline's (%)",
         scale=alt.Scale(type=kind, domain=[bottom, top], nice=False),
         axis=y_axis,
     )
@@ -172,7 +172,7 @@ def _draw(report: Report, is_all: bool) -> style.Drawing | None:
         band = {
             "a": shown(-spread) if not is_log else bottom,
             "b": min(spread, top),
-            "t": "spread of the first arm's seeds",
+            "t": "spread of the baseline's seeds",
         }
         layers.append(
             alt.Chart(style.data("band"))

@@ -204,7 +204,8 @@ def _draw(shown: list[tuple[Trace, Window, Window | None]]) -> style.Drawing | N
     layers[0] = layers[0].add_params(hidden, style.zoom_param(["x"])).properties(name="spans")
     chart = alt.layer(*layers).add_params(alt.param(name="labels", value=rows.labels)).properties(
         width=style.WIDTH, height=ROW * n, autosize=alt.AutoSizeParams(type="fit-x",
-            contains="padding"))  # fmt: skip
+            contains="padding"),
+        padding=style.padding(max(style.text_width(label, 12) for label in rows.labels)))  # fmt: skip
     return style.Drawing(chart, {"spans": rows.spans, "wide": wide, "heads": rows.heads, "marks": rows.marks})
 
 

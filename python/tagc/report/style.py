@@ -47,6 +47,12 @@ def text_width(text: str, size: float = 11) -> float:
     return 0.56 * size * len(text)
 
 
+def padding(longest: float) -> dict[str, float]:
+    """Returns the room around a chart whose labels at the left are so wide in our font: Vega leaves what that
+    needs, and a reader's may be wider."""
+    return {"left": 5 + int(WIDER * longest), "right": 5, "top": 5, "bottom": 5}
+
+
 def dark_rules(scope: str) -> str:
     """Returns CSS that turns the light colours of drawings under `scope` into the dark ones."""
     return "\n".join(

@@ -95,7 +95,8 @@ def _of(words: Sequence[str]) -> tuple[Settings, list[str], bool]:
     """Returns what the command line says."""
     made = parser()
     own, rest, is_module = _split(words, made)
-    given = vars(made.parse_args(own))
+    # argparse makes an empty list of --option=--
+    given = {name: "--" if value == [] else value for name, value in vars(made.parse_args(own)).items()}
     try:
         of_compress: dict[str, Any] = {} if given["options"] is None else options.of_file(given["options"])
     except Error as failure:
@@ -107,7 +108,7 @@ def _of(words: Sequence[str]) -> tuple[Settings, list[str], bool]:
             except Error as failure:
                 made.error(f"--{name.replace('_', '-')} is {failure}")
     try:
-        tagc.check_options(**of_compress)
+        tagc.check_options(**tagc.grouped(of_compress))
     except Error as failure:
         made.error(str(failure))
     if given["advise"] and "between" in of_compress:

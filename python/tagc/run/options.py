@@ -15,7 +15,7 @@ from typing import Any
 import tagc.torch as tagc
 from tagc import Error
 
-_NOT_HERE = ("on_step",)  # what no word can be
+_NOT_HERE = ("on_step", "options")  # what no word can be
 
 
 def meant(word: str, known: Iterable[str]) -> str:
@@ -25,13 +25,15 @@ def meant(word: str, known: Iterable[str]) -> str:
 
 
 def of_compress() -> dict[str, Any]:
-    """Returns {name: annotation} of the options that a command line can give."""
+    """Returns {name: annotation} of the options that a command line can give: those of compress(), and those
+    of its Options."""
     hints = typing.get_type_hints(tagc.compress)
-    return {
+    own = {
         name: hints[name]
         for name, option in inspect.signature(tagc.compress).parameters.items()
         if option.kind is option.KEYWORD_ONLY and name not in _NOT_HERE
     }
+    return own | typing.get_type_hints(tagc.Options)
 
 
 def _alternatives(hint: Any) -> list[Any]:
@@ -67,7 +69,7 @@ def value_of(name: str, hint: Any, text: str) -> Any:
     ):
         try:
             return json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Error("argument", f'"{text}", allowed: JSON, as \'{{"head.*": "dense"}}\'') from None
     return text
 
@@ -84,7 +86,7 @@ def of_file(path: str) -> dict[str, Any]:
         raise Error(
             "unsupported", f"{path} is TOML, which needs Python 3.11: write the options as JSON"
         ) from None
-    except (OSError, ValueError) as failure:
+    except (OSError, ValueError, RecursionError) as failure:
         raise Error("io", f"{path} cannot be read: {failure}") from None
     if not isinstance(options, dict):
         raise Error("argument", f"{path} must have a table of options of compress()")

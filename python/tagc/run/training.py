@@ -58,7 +58,7 @@ class Model:
         self._handle: weakref.ref[tagc.Compressed] | None = None
 
     def compress(self, root: torch.nn.Module, options: dict[str, Any]) -> tagc.Compressed:
-        handle = tagc.compress(root, on_step=self._count, **options)
+        handle = tagc.compress(root, on_step=self._count, **tagc.grouped(options))
         self._handle = weakref.ref(handle)
         return handle
 

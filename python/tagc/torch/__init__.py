@@ -33,11 +33,13 @@ from tagc.torch.compress import check_options, compress, ddp_state, hosts_of, pa
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.bucketing import buckets
 from tagc.torch.hooks.ddp import ddp_hook
+from tagc.torch.schedule.options import Options, grouped
 from tagc.torch.statistics import flat
 
 __all__ = [
     "Compressed",
     "Error",
+    "Options",
     "advise",
     "buckets",
     "check_options",
@@ -45,6 +47,7 @@ __all__ = [
     "ddp_hook",
     "ddp_state",
     "flat",
+    "grouped",
     "hosts_of",
     "param_groups",
 ]

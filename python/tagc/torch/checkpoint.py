@@ -1,15 +1,15 @@
 """What a checkpoint has of a handle's state: residuals, because a resumed run would lose the values that were
 not sent yet; and replicas, the base of deltas:
 
-    {"rank3": {"about...": json, "residuals": {name: (shape of the parameter)}, "replicas...": {module:
-    (shard,), bf16}}}
+    {"rank3": {"about": json, "residuals": {name: (shape of the parameter)}, "replicas": {module: (shard,),
+    bf16}}}
 
 Residuals are in bf16, which holds what is stored in 16 bits or fewer without loss, or in fp32.
 
 One form serves torch.save and torch.distributed.checkpoint (DCP). Keys contain the rank, because each rank
 has its own residuals and DCP writes only one of several equal keys.
 
-    about["version"]                  1, the only one that is read
+    about["version"]                  2; 1, which had other names for "about" and "replicas", is read, too
     about["world_size"], ["rank"]     of torch.distributed
     about["managed"]                  1 of replicas that join and leave
     about["replica"], ["replicas"]    the residuals of all replicas add up to the unsent gradient: every rank
@@ -66,13 +66,16 @@ from tagc.torch.exchange.interfaces import ALONE, Replica
 from tagc.torch.schedule import policy, schedule
 from tagc.torch.state import Keeper, State
 
-VERSION = 1
-# DCP's error contains only the first missing key, so the key contains the advice.
-ABOUT = (
-    "about (not there: where another number of ranks saved, load handle.at(path); where no tagc handle "
-    "was saved, leave it out)"
-)
-REPLICAS = "replicas (not there: saved without deltas, or by ranks that are others now: load handle.at(path))"
+VERSION = 2
+ABOUT, REPLICAS = "about", "replicas"
+# What version 1 called them, with advice for who reads DCP's error of a missing key.
+_OF_VERSION_1 = {
+    ABOUT: "about (not there: where another number of ranks saved, load handle.at(path); where no tagc "
+    "handle was saved, leave it out)",
+    REPLICAS: "replicas (not there: saved without deltas, or by ranks that are others now: load "
+    "handle.at(path))",
+}
+_NOW = {old: name for name, old in _OF_VERSION_1.items()}
 _NUMBERS = {
     "world_size": 1,
     "rank": 0,
@@ -119,6 +122,11 @@ def save(state: State) -> dict[str, Any]:
 def abouts(saved: Any) -> dict[int, dict[str, Any]]:
     """Returns what each rank that saved says of itself."""
     return {rank: about for rank, (about, _) in _ranks(saved, residuals=False).items()}
+
+
+def renamed(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what one rank saved, by the names of this version."""
+    return {_NOW.get(name, name): value for name, value in entry.items()}
 
 
 def load(state: State, saved: Any, is_selected: bool = False) -> None:
@@ -288,6 +296,8 @@ class Reader:
         except (OSError, EOFError, ValueError) as failure:
             raise Error("io", f"{self._where} cannot be read: {failure}") from failure
         self._key = self._find(key)
+        is_old = any(path[-1] == _OF_VERSION_1[ABOUT] for path in self._paths() if path[:-2] == self._key)
+        self._about, self._replicas = _OF_VERSION_1.values() if is_old else (ABOUT, REPLICAS)
         self._abouts = self._read_abouts(reader)
 
     def _paths(self) -> Iterator[tuple[Any, ...]]:
@@ -295,7 +305,7 @@ class Reader:
 
     def _find(self, key: str | None) -> tuple[Any, ...]:
         """Returns the path of the handle within the checkpoint."""
-        found = {path[:-2] for path in self._paths() if path[-1] == ABOUT}
+        found = {path[:-2] for path in self._paths() if path[-1] in (ABOUT, _OF_VERSION_1[ABOUT])}
         fitting = {path for path in found if key in (None, path[-1], ".".join(map(str, path)))}
         if len(fitting) != 1:
             names = ", ".join(sorted(repr(".".join(map(str, path))) for path in found))
@@ -312,9 +322,8 @@ class Reader:
     def _read_abouts(self, reader: Any) -> dict[int, dict[str, Any]]:
         import torch.distributed.checkpoint as dcp
 
-        nested = {
-            path[-2]: {ABOUT: ""} for path in self._paths() if path[-1] == ABOUT and path[:-2] == self._key
-        }
+        ours = (path for path in self._paths() if path[-1] == self._about and path[:-2] == self._key)
+        nested = {path[-2]: {self._about: ""} for path in ours}
         wrapped: dict[str, Any] = nested
         for name in reversed(self._key):
             wrapped = {name: wrapped}
@@ -325,12 +334,12 @@ class Reader:
         entries: dict[str, Any] = {}
         for rank in _sources(_about(self._state), self._abouts):
             entries[f"rank{rank}"] = {
-                ABOUT: "",
+                self._about: "",
                 "residuals": self._tensors(f"rank{rank}", "residuals", torch.float32),
             }
             if rank == _place(self._state)[0]:
-                if replicas := self._tensors(f"rank{rank}", REPLICAS, torch.bfloat16):
-                    entries[f"rank{rank}"][REPLICAS] = replicas
+                if replicas := self._tensors(f"rank{rank}", self._replicas, torch.bfloat16):
+                    entries[f"rank{rank}"][self._replicas] = replicas
         return entries
 
     def _tensors(self, rank: str, kind: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -449,7 +458,8 @@ def _ranks(saved: Any, residuals: bool = True) -> dict[int, tuple[dict[str, Any]
             what = "empty" if part == {} else f"a {type(part).__name__}"
             raise _bad(f"is {what}, must be what state_dict() gives, or a list with that of each rank")
         for name, entry in part.items():
-            text = entry.get(ABOUT) if isinstance(entry, dict) else None
+            entry = renamed(entry) if isinstance(entry, dict) else {}
+            text = entry.get(ABOUT)
             if not isinstance(text, str):
                 raise _bad(f"{name!r} is not what state_dict() gives")
             if residuals and not isinstance(entry.get("residuals", {}), dict):
@@ -467,8 +477,8 @@ def _parsed(name: str, text: str) -> dict[str, Any]:
     try:
         about = json.loads(text)
         version = about.get("version")
-        if about and version != VERSION:
-            raise _bad(f"{name} is of version {version!r}, this tagc reads version {VERSION}")
+        if about and version not in (1, VERSION):
+            raise _bad(f"{name} is of version {version!r}, this tagc reads versions 1 and {VERSION}")
         fits = (
             all(
                 isinstance(about[key], (int, float))
@@ -617,7 +627,7 @@ def _replicas(state: State, saved: Any, about: Mapping[str, Any], is_alike: bool
     )
     if not state.wrapper.replica_sizes():
         return {}
-    rows, gathered, found = entry.get(REPLICAS, {}), about.get("gathered", {}), {}
+    rows, gathered, found = renamed(entry).get(REPLICAS, {}), about.get("gathered", {}), {}
     if not isinstance(rows, dict) or not isinstance(gathered, dict) or set(rows) != set(gathered):
         raise _bad(
             f"replicas of {rank} are a {type(rows).__name__}, must be a dict with a tensor of each module "

@@ -9,7 +9,7 @@ import os
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -31,14 +31,13 @@ from tagc.torch.hooks.wrapper import Wrapper
 from tagc.torch.schedule import adapt, policy
 from tagc.torch.schedule.options import (
     Class,
-    Exchange,
     Layers,
-    Mild,
     Options,
     Parameters,
-    Residual,
+    Settings,
     Values,
     check_known,
+    spread,
 )
 
 
@@ -47,76 +46,65 @@ def compress(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     *,
     sparsity: float | None = None,
-    gentle: bool | None = None,
     values: Values | None = None,
+    gentle: bool | None = None,
     layers: Layers = "non-attention-linear",
     rules: Mapping[str, Class] | None = None,
-    mild: Mild | None = None,
-    mild_sparsity: float | None = None,
-    exchange: Exchange = "direct",
-    residual: Residual | None = None,
     parameters: Parameters | None = None,
     hosts: int | None = None,
     between: dist.ProcessGroup | DeviceMesh | str | Any = None,
-    codec: Literal["host", "device"] | None = None,
-    transport: Literal["host", "gloo", "native"] = "host",
-    threads: int | None = None,
     timeout_s: float | None = None,
     on_step: Callable[[dict[str, Any]], object] | None = None,
     verbose: bool = True,
+    options: Options | None = None,
     **unknown: NoReturn,
 ) -> Compressed:
     """Makes tagc exchange the gradients of `model` from now on. Collective over the ranks that train it; call
     it between two backward passes, best before the first, on all ranks at the same place.
 
-    model: with fully_shard() (FSDP2), DistributedDataParallel or FullyShardedDataParallel (FSDP1).
-    optimizer: of the model's parameters, or a list if several share them. An Adam then updates compressed
-        parameters with a beta1 of 0.5; other optimizers are unchanged: Compressed.adapt(). Without it tagc
-        sends more values, as a first moment requires.
-    sparsity: at least this share of each compressed gradient is not sent but added to the next one (the
-        residual); [0, 1); 0 sends every value. Not given: 0.95, with a gentle start.
-    gentle: the gentle start: first every value is sent in 4 bits, of random weights in 8 for 60 exchanges. A
-        parameter changes to `sparsity` or `mild_sparsity` when its gradients are mostly noise. Default: if
-        sparsity is not given. If Adam keeps a long first moment, or compress() does not get the optimizer,
-        all parameters then stay at 4 bits.
-    values: format of a sent value, "fp32", "bf16", "int8", "int4" or "int2"; default "int2", "fp32"
-        at sparsity 0.
-    layers: the compressed parameters: "non-attention-linear" (default), "all", "none", or a function (name,
-        parameter) -> "compressed", "mild" or "dense". rules: {pattern of names: class}, tried first.
-    mild, mild_sparsity: format and sparsity of attention and positions: "dense" or one of `values`; default
-        "int4" at 0.85.
-    exchange: "direct" (default), "packed", "sketch" (the paper's) or "dense".
-    residual: how exchange "direct" stores what was not sent between steps: "int8" (default), "int4" or
-        "fp32", in 1, 0.5 or 4 bytes per value. Rounding is stochastic: what it loses is zero on
-        average.
-    parameters: FSDP2: format of gathers, between hosts of several ranks: None (torch's own), "fp32", "bf16",
-        "lossless" (bf16, bit for bit, in about 11 bits), "int8", or changes since the last gather: "delta8",
-        "delta4", "delta2" (these take 2 bytes per parameter on every rank, on hosts of L ranks 2/L).
-    hosts: on how many hosts the ranks of the model are, as many ranks on each, in the order of ranks. Not
-        given: tagc finds that. Gradients are added up within each host by the model's own group, and
-        compressed between hosts. If all ranks are on one host, each of them counts as a host; 1 leaves
-        everything to torch, uncompressed.
-    between: FSDP2 on a mesh inside each host: the process group of ranks with the same place in their hosts,
-        its mesh of one dimension, or that dimension's name; tagc sums gradients over it, compressed, after
-        torch's own reduce-scatter. Or torchft's Manager, where replicas of such a mesh join and leave.
-    codec: for gradients on a GPU: "device" (libtagc-cuda.so selects and encodes there, and only encoded bytes
-        are copied), "host" (they are copied to the host and back), or None (default): "device" if possible,
-        else rank 0 prints why not. Ranks may differ.
-    transport: by what encoded gradients travel. "host": libtagc's own TCP connections, where many messages
-        are under way at once, if every rank can; else a gloo group of tagc's own, and rank 0 prints why.
-        "native" and "gloo": that one.
-    threads: of the codec on the host. Not given: half of this rank's share of the cores of its host, at most
-        8. Results do not depend on it. timeout_s: after this time a silent peer is an error. Not given: the
-        time-out of the model's process group, as init_process_group() got it.
-    on_step: called with a dict of statistics after each backward pass. verbose: rank 0 says what is
-        compressed, by the logger "tagc", which is on the terminal unless your program routes it.
+    Args:
+        model: with fully_shard() (FSDP2), DistributedDataParallel or FullyShardedDataParallel (FSDP1).
+        optimizer: of the model's parameters, or a list if several share them. An Adam then updates
+            compressed parameters with a beta1 of 0.5; other optimizers are unchanged: Compressed.adapt().
+            Without it tagc sends more values, as a first moment requires.
+        sparsity: at least this share of each compressed gradient is not sent but added to the next one (the
+            residual); [0, 1); 0 sends every value. Default: 0.95, with a gentle start. The larger, the more
+            it costs in loss; given without the gentle start it costs most.
+        values: format of a sent value: "fp32", "bf16", "int8", "int4" or "int2"; default "int2", "fp32" at
+            sparsity 0. What rounding loses is added to the next gradient; fewer bits cost some loss.
+        gentle: the gentle start: first every value is sent in 4 bits, of random weights in 8 for 60
+            exchanges. A parameter changes to `sparsity` when its gradients are mostly noise. Default: if
+            sparsity is not given. Without it the loss jumps at the beginning. If Adam keeps a long first
+            moment, or compress() does not get the optimizer, all parameters then stay at 4 bits.
+        layers: the compressed parameters: "non-attention-linear" (default), "all", "none", or a function
+            (name, parameter) -> "compressed", "mild" or "dense". "all" costs more loss, by attention and
+            vectors.
+        rules: {pattern of names: class}, tried before `layers`.
+        parameters: FSDP2: format of gathers, between hosts of several ranks: None (torch's own), "fp32",
+            "bf16", "lossless" (bf16, bit for bit, in about 11 bits), "int8", or changes since the last
+            gather: "delta8", "delta4", "delta2" (these take 2 bytes per parameter on every rank, on hosts of
+            L ranks 2/L). "int8" rounds the weights that are computed with, and deltas of few bits lag behind
+            them: both cost some loss.
+        hosts: on how many hosts the ranks of the model are, as many ranks on each, in the order of ranks.
+            Default: tagc finds that. Gradients are added up within each host by the model's own group, and
+            compressed between hosts. If all ranks are on one host, each of them counts as a host; 1 leaves
+            everything to torch, uncompressed.
+        between: FSDP2 on a mesh inside each host: the process group of ranks with the same place in their
+            hosts, its mesh of one dimension, or that dimension's name; tagc sums gradients over it,
+            compressed, after torch's own reduce-scatter. Or torchft's Manager, where replicas of such a mesh
+            join and leave.
+        timeout_s: after this time a silent peer is an error. Default: the time-out of the model's process
+            group, as init_process_group() got it.
+        on_step: called with a dict of statistics after each backward pass.
+        verbose: rank 0 says what is compressed, by the logger "tagc", which is on the terminal unless your
+            program routes it.
+        options: tagc.Options, with what experiments need, and what tagc else finds out by itself.
 
     Returns a Compressed. On failure it raises the same Error on every rank and changes nothing. An
     unknown option is a TypeError, on the rank that gives it."""
     given = dict(locals())
     check_known(compress, unknown)
-    options = {field.name: given[field.name] for field in dataclasses.fields(Options)}
-    handle, wrapper = _prepare(model, between, on_step, verbose, options, optimizer=optimizer)
+    handle, wrapper = _prepare(model, between, on_step, verbose, _fields_of(given), optimizer=optimizer)
     try:
         wrapper.install(handle)
         handle.passes.prepare()
@@ -124,6 +112,12 @@ def compress(
         handle.close()
         raise
     return handle
+
+
+def _fields_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns fields of Settings, from the options of compress()."""
+    words = spread(given)
+    return {field.name: words[field.name] for field in dataclasses.fields(Settings) if field.name in words}
 
 
 def ddp_state(model: torch.nn.parallel.DistributedDataParallel, **options: Any) -> ddp.State:
@@ -137,7 +131,7 @@ def ddp_state(model: torch.nn.parallel.DistributedDataParallel, **options: Any) 
     check_known(ddp_state, options.keys() - _OF_DDP.keys())
     given = {name: options.get(name, option.default) for name, option in _OF_DDP.items()}
     on_step, verbose = given.pop("on_step"), given.pop("verbose")
-    return ddp.State.of(_prepare(model, None, on_step, verbose, given, only="ddp")[0])
+    return ddp.State.of(_prepare(model, None, on_step, verbose, _fields_of(given), only="ddp")[0])
 
 
 _OF_DDP = {
@@ -177,8 +171,7 @@ def param_groups(
 def check_options(**options: Any) -> None:
     """Raises what compress() raises for these options with any model. Local."""
     check_known(compress, options.keys() - inspect.signature(compress).parameters)
-    fields = {field.name for field in dataclasses.fields(Options)}
-    Options(**{name: value for name, value in options.items() if name in fields})
+    Settings(**_fields_of(options))
 
 
 def hosts_of(model: torch.nn.Module) -> dict[int, str]:
@@ -228,7 +221,7 @@ def _prepare(
         mine = _describe(model, wrapper, options)
         mine["options"]["an optimizer was given to compress()"] = optimizer is not None
         mine["fresh"] = first_words.look_fresh(mine["rows"], policy.named_parameters(model))
-        settings = Options(**options)
+        settings = Settings(**options)
         cluster = _cluster(wrapper, settings)
         found = streams.of(streams.device_of(model))
         wrapper.check(settings, found is not None)
@@ -260,7 +253,7 @@ def _prepare(
     assert wrapper is not None  # or agree_all() has raised
     if options["threads"] is None:
         options["threads"] = cores.threads(mine["about host"], abouts.values())
-    settings, rows = Options(**options), mine["rows"] + mine["rows of one rank"]
+    settings, rows = Settings(**options), mine["rows"] + mine["rows of one rank"]
     wrapper.set_kinds({row.name: {"kind": row.class_} for row in rows})
     named = list(policy.named_parameters(model))
     table = _table(rows, settings, {name for name, parameter in named if not parameter.requires_grad})
@@ -335,7 +328,7 @@ def _introduction(
     return "\n".join([f"{handle.table()}{schedule}", *filter(None, lines)])
 
 
-def _cluster(wrapper: Wrapper, settings: Options) -> Cluster | None:
+def _cluster(wrapper: Wrapper, settings: Settings) -> Cluster | None:
     """Returns the hosts to look for; None where tagc's exchanges are between hosts anyway. Local."""
     if settings.hosts is not None and not wrapper.sums_within_hosts:
         raise Error("unsupported", f"hosts is {settings.hosts}, and {wrapper.why_no_hosts}: leave hosts out")
@@ -363,7 +356,7 @@ def _warn_of_slow_sums(wrapper: Wrapper, hosts: Mapping[int, str]) -> None:
 def _describe(model: torch.nn.Module, wrapper: Wrapper, options: dict[str, Any]) -> dict[str, Any]:
     """Returns settings that must be equal on all ranks."""
     _library.load()
-    settings = Options(**options)
+    settings = Settings(**options)
     if settings.parameters is not None and not wrapper.gathers:
         raise Error(
             "unsupported",
@@ -375,9 +368,13 @@ def _describe(model: torch.nn.Module, wrapper: Wrapper, options: dict[str, Any])
     if settings.hosts == 1:
         why |= {row.name: "within the host" for row in rows if row.class_ != "dense" and row.name not in why}
     rows = [row._replace(class_="dense", reason=why[row.name]) if row.name in why else row for row in rows]
+    # torch's gathers of another dtype would end the process
+    dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()})
     return {
         "versions": {"libtagc": _library.version(), "torch": torch.__version__},
-        "options": wrapper.fingerprint() | settings.fingerprint(),
+        "options": wrapper.fingerprint()
+        | settings.fingerprint()
+        | {"dtype of parameters": ", ".join(dtypes)},
         "rows": [row for row in rows if row.reason != ALONE],
         "rows of one rank": [row for row in rows if row.reason == ALONE],  # which others need not have
     }
@@ -435,7 +432,7 @@ def _where(abouts: Mapping[int, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _nothing(rows: list[policy.Row], settings: Options, trained: Set[str]) -> str:
+def _nothing(rows: list[policy.Row], settings: Settings, trained: Set[str]) -> str:
     """Returns a line on a model of which nothing is compressed, and why; "" of another. trained: names."""
     own = [row for row in rows if row.name in trained]
     if settings.hosts == 1 or any(settings.is_scheduled(row.class_) for row in own):
@@ -452,7 +449,7 @@ def _nothing(rows: list[policy.Row], settings: Options, trained: Set[str]) -> st
     return f"tagc: nothing of this model is compressed, every gradient travels as without tagc{why}"
 
 
-def _table(rows: list[policy.Row], settings: Options, frozen: Set[str]) -> str:
+def _table(rows: list[policy.Row], settings: Settings, frozen: Set[str]) -> str:
     """Returns the table of what is trained. frozen: names of what is not."""
     trained = [row for row in rows if row.name not in frozen]
     table = policy.table(trained, {kind: (settings.travels(kind), None) for kind in policy.CLASSES})

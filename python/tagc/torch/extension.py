@@ -52,9 +52,9 @@ from tagc.torch.schedule.options import (
     Exchange,
     Layers,
     Mild,
-    Options,
     Parameters,
     Residual,
+    Settings,
     Values,
     check_known,
     choice,
@@ -70,7 +70,7 @@ __all__ = [
     "about_host", "agree_all", "cores", "default_store", "disconnect", "identity", "share", "timeout_of",
     "unheard",
     # of options, and their types
-    "Class", "Exchange", "Layers", "Mild", "Options", "Parameters", "Residual", "Values", "check_known",
+    "Class", "Exchange", "Layers", "Mild", "Settings", "Parameters", "Residual", "Values", "check_known",
     "choice", "number", "of_direct", "policy", "sparsity_in_range",
     # of a model and its memory
     "Advised", "Kind", "Looked", "bytes_at", "check_model", "fingerprint", "group_of", "inner", "kinds_of",

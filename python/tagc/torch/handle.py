@@ -19,7 +19,7 @@ from tagc.torch.exchange.staging import Staging
 from tagc.torch.log import Log
 from tagc.torch.memory import Held, Memory, count
 from tagc.torch.passes import Passes
-from tagc.torch.schedule.options import Options
+from tagc.torch.schedule.options import Settings
 from tagc.torch.state import State
 from tagc.torch.statistics import beside_dense
 
@@ -41,7 +41,7 @@ class Compressed:
         self,
         model: torch.nn.Module,
         wrapper: Wrapped,
-        options: Options,
+        options: Settings,
         table: str,
         staging: Staging | None = None,
         is_fresh: bool = False,

@@ -26,7 +26,7 @@ from tagc.torch.exchange.runner import Runner, Runners, Staged
 from tagc.torch.exchange.slices import Slice
 from tagc.torch.exchange.unit import DTYPES, Unit
 from tagc.torch.exchange.unknown import UnknownLayouts
-from tagc.torch.schedule.schedule import WINDOW
+from tagc.torch.schedule.options import constants
 from tagc.torch.state import State
 from tagc.torch.statistics import Recorder, beside_dense
 
@@ -476,7 +476,7 @@ class Passes:
             self._units_of_step.clear()
             if state.schedule.is_met(state.n_steps):
                 state.wrapper.before_meeting(self.comm, state.n_steps)
-            if state.schedule.pools and state.n_steps % WINDOW == 0:
+            if state.schedule.pools and state.n_steps % constants().window == 0:
                 comms = [self.comm(group) for group in state.wrapper.deciders() or ()]
                 self.recorder.add_control(state.schedule.pool(comms))
             if n_bytes := state.schedule.meet():

@@ -17,7 +17,7 @@ from tagc.torch.exchange.said import say
 from tagc.torch.exchange.unit import DTYPES
 from tagc.torch.schedule import schedule
 from tagc.torch.schedule.moments import Moments
-from tagc.torch.schedule.options import Options
+from tagc.torch.schedule.options import Settings
 
 U = TypeVar("U", bound=Residuals)
 
@@ -45,7 +45,7 @@ class State:
     """Of one handle, which shares it with what its hooks call."""
 
     def __init__(
-        self, model: torch.nn.Module, wrapper: Wrapped, options: Options, is_fresh: bool = False
+        self, model: torch.nn.Module, wrapper: Wrapped, options: Settings, is_fresh: bool = False
     ) -> None:
         self.model, self.wrapper, self.options = model, wrapper, options
         self.schedule = schedule.Schedule(wrapper, options, is_fresh)

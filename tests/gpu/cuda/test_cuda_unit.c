@@ -206,8 +206,10 @@ static void make_reducer(one_rank *own, int number, int p, int is_plain, tagc_re
     options.n_elems = (uint64_t)((number == 0 ? widths[p] : ROW) * own->run->world_size);
     options.output = t->all_reduce ? TAGC_OUTPUT_UNIT : TAGC_OUTPUT_SHARD;
     options.op = number == 2 ? TAGC_OP_AVG : TAGC_OP_SUM;
-    options.exchange = is_dense ? TAGC_EXCHANGE_DENSE : TAGC_EXCHANGE_DIRECT;
-    if (!is_dense) {
+    if (is_dense) {
+        options.sparsity = 0;
+        options.format = TAGC_FORMAT_FP32;
+    } else {
         options.sparsity = p == 1 ? 0 : 0.75;
         options.format = formats[(t->seed + number + p) % 4];
         options.residual = t->seed % 2 ? TAGC_FORMAT_INT8 : TAGC_FORMAT_FP32;

@@ -59,8 +59,8 @@ def exact_sums_are_those_in_rank_order(rank, world_size):
                     total = total_of(world_size, step, world_size * N, dtype) * factor
                     every, before = mine.clone(), mine.clone()
                     works = [
-                        comm.reduce_scatter(own, mine, key=key and f"rows {key}", op=op),
-                        comm.all_reduce(every.view(world_size, N), key=key, op=op),
+                        comm.reduce_scatter(own, mine, key=key and f"rows {key}", op=op, async_op=True),
+                        comm.all_reduce(every.view(world_size, N), key=key, op=op, async_op=True),
                     ]
                     assert all(work.wait() for work in works)
                     assert works[0].get_future().wait()[0] is own and works[0].is_success()
@@ -68,16 +68,16 @@ def exact_sums_are_those_in_rank_order(rank, world_size):
                     assert own.equal(total.view(world_size, N)[rank].to(dtype)), (dtype, key, op)
                     assert every.equal(total.to(dtype)), (dtype, key, op)
         doubled = given(rank, 5, 48)
-        comm.all_reduce(doubled, op=dist._make_nccl_premul_sum(2.0)).wait()
+        comm.all_reduce(doubled, op=dist._make_nccl_premul_sum(2.0))
         assert doubled.equal(total_of(world_size, 5, 48) * 2)
         row, full = given(rank, 6, N), torch.empty(world_size, N)
         for key in ("one", None, "one"):  # a key of a reduction, too
             full.zero_()
-            comm.all_gather(full, row, key=key).wait()
+            comm.all_gather(full, row, key=key)
             assert full.equal(torch.stack([given(other, 6, N) for other in range(world_size)]))
         if world_size == 2:  # whose sum has no order
             mine, theirs = given(rank, 7, N), given(rank, 7, N)
-            comm.all_reduce(mine, key="with torch").wait()
+            comm.all_reduce(mine, key="with torch")
             dist.all_reduce(theirs)
             assert mine.equal(theirs)
 
@@ -99,7 +99,7 @@ def what_is_rounded_off_comes_later(rank, world_size, **options):
         for step in range(4):
             mine = given(rank, step, world_size * N)
             own, every = torch.empty(N), mine.clone()
-            comm.reduce_scatter(own, mine, key="rows"), comm.all_reduce(every, key="whole").wait()
+            comm.reduce_scatter(own, mine, key="rows", async_op=True), comm.all_reduce(every, key="whole")
             comm.synchronize()
             exact = total_of(world_size, step, world_size * N)
             if step == 0 and n_hosts == world_size:
@@ -135,18 +135,18 @@ def selection_and_sums_over_hosts(rank, world_size):
     with collectives(values="fp32", hosts=world_size // 2) as comm:
         for op, factor in (SUM, 1.0), (AVG, 1 / world_size):
             mine, own = given(rank, 1, world_size * N), torch.empty(N)
-            comm.reduce_scatter(own, mine, key="w", op=op).wait()
+            comm.reduce_scatter(own, mine, key="w", op=op)
             check_close(own, (factor * total_of(world_size, 1, world_size * N)).view(-1, N)[rank], "rows")
-            comm.all_reduce(mine, key="all", op=op).wait()
+            comm.all_reduce(mine, key="all", op=op)
             check_close(mine, factor * total_of(world_size, 1, world_size * N), "whole")
         row, full = given(rank, 6, 40), torch.empty(world_size * 40)
-        comm.all_gather(full, row, key="w").wait()
+        comm.all_gather(full, row, key="w")
         assert full.equal(torch.cat([given(other, 6, 40) for other in range(world_size)]))
     with collectives(sparsity=0.9, values="fp32") as comm:
         came = torch.zeros(N)
         for step in range(6):
             mine = given(rank, step, N)
-            comm.all_reduce(mine, key="w").wait()
+            comm.all_reduce(mine, key="w")
             assert 0.5 < (mine == 0).float().mean() < 1
             came += mine
         check_close(came + residual_of(comm, "w"), sum(total_of(world_size, s, N) for s in range(6)), "w")
@@ -162,12 +162,12 @@ def gathers_come_near_what_their_owner_has(rank, world_size):
             row, full = start.clone(), torch.empty(world_size * N)
             for _ in range(12):
                 row += change
-                comm.all_gather(full, row, key="w").wait()
+                comm.all_gather(full, row, key="w")
                 check_alike(full, parameters)
             assert not full.view(world_size, N)[rank].equal(row)
             assert (full.view(world_size, N)[rank] - row).abs().max() < worst * 4, parameters
             for _ in range(12):
-                comm.all_gather(full, row, key="w").wait()
+                comm.all_gather(full, row, key="w")
             own = full.view(world_size, N)[rank]
             if parameters.startswith("delta"):  # nothing moves: what is left is bf16's
                 assert ((own - row).abs() <= 2**-7 * row.abs() + 1e-3).all(), (own - row).abs().max()
@@ -176,10 +176,10 @@ def gathers_come_near_what_their_owner_has(rank, world_size):
             if parameters.startswith("delta"):
                 row.mul_(-1)
                 comm.reset_parameters()
-                comm.all_gather(full, row, key="w").wait()
+                comm.all_gather(full, row, key="w")
                 assert full.view(world_size, N)[rank].equal(row.bfloat16().float())
                 assert comm.memory().host.replicas == 2 * world_size * N
-            comm.all_gather(full, row).wait()  # without a key there are no deltas
+            comm.all_gather(full, row)  # without a key there are no deltas
             check_alike(full, parameters)
             error = (full.view(world_size, N)[rank] - row).abs().max()
             assert (error == 0) == (parameters == "bf16") and error <= row.abs().max() / 100, (
@@ -202,7 +202,11 @@ def mean_errors(comm, rank, world_size, dtype=torch.float32, n_calls=16):
     for call in range(n_calls):
         own, every = torch.empty(N, dtype=dtype), mine.clone()
         full, before = torch.empty(world_size * N, dtype=dtype), mine.clone()
-        comm.reduce_scatter(own, mine), comm.all_reduce(every.view(world_size, N)), comm.all_gather(full, row)
+        (
+            comm.reduce_scatter(own, mine, async_op=True),
+            comm.all_reduce(every.view(world_size, N), async_op=True),
+            comm.all_gather(full, row, async_op=True),
+        )
         comm.synchronize()
         assert mine.equal(before), "the input is lost"
         check_alike(every, "sums"), check_alike(full, "rows")
@@ -228,10 +232,10 @@ def without_a_key_the_mean_is_right(rank, world_size, hosts=None):
             assert stats["bits_per_param"] < (13 if values == "int8" else 10), stats
             assert stats["gather_bits"] < 9 and comm.state_dict()[f"rank{rank}"]["residuals"] == {}, stats
             own = torch.ones(N)
-            comm.reduce_scatter(own, torch.zeros(world_size * N)).wait()
+            comm.reduce_scatter(own, torch.zeros(world_size * N))
             assert not own.any(), "something of the last tensor was left"
             same, (largest, block) = given(0, 9, world_size * N), (127, 128) if values == "int8" else (7, 32)
-            comm.reduce_scatter(own, same.clone()).wait()
+            comm.reduce_scatter(own, same.clone())
             error = (own - world_size * same.view(world_size, N)[rank]).square().mean()
             # f of a scale from the lower value, f (1 - f) scales squared: a sixth on average
             scales = world_size / n_hosts * same.view(-1, block).abs().amax(1) / largest
@@ -241,7 +245,7 @@ def without_a_key_the_mean_is_right(rank, world_size, hosts=None):
         assert all(mean < 0.35 * one for one, mean in zip(first[:2], means)), (first, means)
         spoilt = given(rank, 0, N)
         spoilt[5 * rank] = float("nan")
-        comm.all_reduce(spoilt).wait()
+        comm.all_reduce(spoilt)
         assert spoilt.isnan().any()
 
 
@@ -249,7 +253,7 @@ def calls_without_a_key_are_those_of_a_run_that_goes_on(rank, world_size):
     def some(comm):
         tensors = [given(rank, step, N) for step in range(2)]
         for tensor in tensors:
-            comm.all_reduce(tensor).wait()
+            comm.all_reduce(tensor)
         return torch.cat(tensors)
 
     with collectives() as comm:
@@ -293,7 +297,7 @@ def gentle_steps(comm, model, rank, steps):
     for step in steps:
         gradients = model.gradients(rank, step)
         for parameter, gradient in zip(trained, gradients):
-            comm.all_reduce(gradient, key=parameter, op=AVG)
+            comm.all_reduce(gradient, key=parameter, op=AVG, async_op=True)
         sent.append(gradients)
         stats = comm.stats()
         sent[-1] = stats["n_gentle"], round(stats["sparsity"], 2), torch.stack(gradients)
@@ -346,15 +350,13 @@ def the_schedule_is_for_names(rank, world_size, hosts=None):
     with contextlib.redirect_stdout(said), collectives(names=model, gentle=True, hosts=hosts) as comm:
         comm.adapt(torch.optim.AdamW(trained))
         check_error(
-            lambda: comm.all_reduce(torch.ones(3), key="other").wait(),
-            "names does not have",
-            same=hosts is None,
+            lambda: comm.all_reduce(torch.ones(3), key="other"), "names does not have", same=hosts is None
         )
         gentle_steps(comm, model, rank, range(20))
         # some ranks would end the step
         key = model.attn["late"] if last else model.mlp["noise"]
         check_error(
-            lambda: comm.all_reduce(torch.ones(72, 64), key=key).wait(),
+            lambda: comm.all_reduce(torch.ones(72, 64), key=key),
             "the end of step 20, and rank .* with gradients of attn.late",
             same=hosts is None,
         )
@@ -384,7 +386,7 @@ def classes_follow_names(rank, world_size):
     for names in (model, None, ((name, p) for name, p in model.named_parameters())):
         with collectives(names=names) as comm, torch.no_grad():
             for parameter in model.parameters():
-                comm.all_reduce(parameter.data.clone(), key=parameter)
+                comm.all_reduce(parameter.data.clone(), key=parameter, async_op=True)
             stats = comm.stats()
             assert stats["n_units"] == 6 and stats["n_elems"] == 2 * 80 * 64 + 128 + 10000, stats
             compressed = 2 * 80 * 64 + 10000 if names is None else 2 * 80 * 64
@@ -397,19 +399,15 @@ def classes_follow_names(rank, world_size):
             assert sum(each.numel() for each in held.values()) == compressed, held.keys()
             assert set(held) == {"mlp.weight", "attn_q.weight"}, held.keys()
     with collectives(names=model) as comm:
-        check_error(lambda: comm.all_reduce(torch.ones(3), key=torch.ones(3)).wait(), "names does not have")
-        comm.all_reduce(torch.ones(80, 64), key=model.mlp.weight).wait()
-        comm.all_reduce(torch.ones(80, 64), key="mlp.weight").wait()  # the same one
+        check_error(lambda: comm.all_reduce(torch.ones(3), key=torch.ones(3)), "names does not have")
+        comm.all_reduce(torch.ones(80, 64), key=model.mlp.weight)
+        comm.all_reduce(torch.ones(80, 64), key="mlp.weight")  # the same one
         assert comm.stats()["step"] == 2
     with collectives() as comm:
-        comm.all_reduce(torch.ones(3), key=model.mlp.bias).wait()
-        check_error(
-            lambda: comm.all_reduce(torch.ones(3), key="0").wait(), "key is '0', which is the name of a par"
-        )
-        comm.all_reduce(torch.ones(3), key="1").wait()
-        check_error(
-            lambda: comm.all_reduce(torch.ones(3), key=model.mlp.weight).wait(), "'1' is a name that came"
-        )
+        comm.all_reduce(torch.ones(3), key=model.mlp.bias)
+        check_error(lambda: comm.all_reduce(torch.ones(3), key="0"), "key is '0', which is the name of a par")
+        comm.all_reduce(torch.ones(3), key="1")
+        check_error(lambda: comm.all_reduce(torch.ones(3), key=model.mlp.weight), "'1' is a name that came")
 
 
 def keys_that_are_gone(rank, world_size):
@@ -421,17 +419,17 @@ def keys_that_are_gone(rank, world_size):
                 parameter.grad = torch.ones(N)
                 if step and key_of() is not stays:
                     text = f"shape .{N},.*that of key 0 is gone.*give the parameter p itself"
-                    check_error(lambda: comm.all_reduce(parameter.grad, key=key_of()).wait(), text)
+                    check_error(lambda: comm.all_reduce(parameter.grad, key=key_of()), text)
                 else:
-                    comm.all_reduce(parameter.grad, key=key_of()).wait()
-            comm.all_reduce(torch.ones(N), key=parameter).wait()
-            check_error(lambda: comm.all_reduce(torch.ones(3), key="0").wait(), "the name of a parameter")
+                    comm.all_reduce(parameter.grad, key=key_of())
+            comm.all_reduce(torch.ones(N), key=parameter)
+            check_error(lambda: comm.all_reduce(torch.ones(3), key="0"), "the name of a parameter")
             check_error(comm.state_dict, "are tensors without names")
     for hosts in (None, 1):  # what has a name has no number
         with collectives(names=[("w", parameter), ("t", stays)], hosts=hosts) as comm:
             for _ in range(2):
-                comm.all_reduce(torch.ones(N), key=parameter).wait()
-                comm.all_reduce(torch.ones(N), key=stays).wait()
+                comm.all_reduce(torch.ones(N), key=parameter)
+                comm.all_reduce(torch.ones(N), key=stays)
             comm.state_dict()
 
 
@@ -444,7 +442,9 @@ def many_calls_from_many_threads(rank, world_size):
 
         def make():
             while (step := turn.get()) is not None:
-                works[step] = comm.all_reduce(tensors[step], key=str(step % 7) if step % 7 == step else None)
+                works[step] = comm.all_reduce(
+                    tensors[step], key=str(step % 7) if step % 7 == step else None, async_op=True
+                )
                 done.put(step)
 
         threads = [threading.Thread(target=make) for _ in range(3)]
@@ -463,7 +463,7 @@ def many_calls_from_many_threads(rank, world_size):
             assert tensors[step].requires_grad
         if rank:
             time.sleep(0.3)
-        late = comm.all_reduce(torch.ones(3))
+        late = comm.all_reduce(torch.ones(3), async_op=True)
         if rank == 0:  # the others have not called it yet
             assert not late.is_completed()
             try:
@@ -472,9 +472,9 @@ def many_calls_from_many_threads(rank, world_size):
             except Exception as failure:
                 assert "no result within 0.001 s" in str(failure), failure
         assert late.wait()
-        pending = comm.all_reduce(tensors[3])
+        pending = comm.all_reduce(tensors[3], async_op=True)
     assert pending.wait() and comm.is_closed  # close() has waited
-    check_error(lambda: comm.all_reduce(tensors[3]), "this Collectives is closed")
+    check_error(lambda: comm.all_reduce(tensors[3], async_op=True), "this Collectives is closed")
     comm.close()
 
 
@@ -498,62 +498,99 @@ def wrong_calls_are_errors_on_all_ranks(rank, world_size):
                 check_error(lambda: call().wait(), text, same=same)
 
             order = f"rank .* comes with .*key a, and rank {world_size - 1} with .* of key b"
-            wrong(lambda: comm.all_reduce(small, key="b" if last else "a"), order)
-            wrong(lambda: comm.all_reduce(large if last else small, key="a"), "do not agree")
-            wrong(lambda: comm.all_reduce(small.bfloat16() if last else small, key="a"), "bfloat16")
-            wrong(lambda: comm.all_reduce(small, key="a", op=AVG if last else SUM), "has .*factor of op 1.0")
-            comm.all_reduce(torch.ones(N), key="a").wait()  # no call has failed for good
+            wrong(lambda: comm.all_reduce(small, key="b" if last else "a", async_op=True), order)
+            wrong(lambda: comm.all_reduce(large if last else small, key="a", async_op=True), "do not agree")
+            wrong(
+                lambda: comm.all_reduce(small.bfloat16() if last else small, key="a", async_op=True),
+                "bfloat16",
+            )
+            wrong(
+                lambda: comm.all_reduce(small, key="a", op=AVG if last else SUM, async_op=True),
+                "has .*factor of op 1.0",
+            )
+            comm.all_reduce(torch.ones(N), key="a")  # no call has failed for good
             one, other = (nn.Parameter(torch.ones(N)) for _ in range(2))
             for key in (one, "0"):  # the number of no other, and no name that has come
-                wrong(lambda: comm.all_reduce(small, key=3 if last else key), "key is 3, must be")
-            wrong(lambda: comm.all_reduce(small.long() if last else small.clone()), "of torch.int64")
+                wrong(
+                    lambda: comm.all_reduce(small, key=3 if last else key, async_op=True), "key is 3, must be"
+                )
+            wrong(
+                lambda: comm.all_reduce(small.long() if last else small.clone(), async_op=True),
+                "of torch.int64",
+            )
             for key in (other, one):
-                comm.all_reduce(torch.ones(N), key=key).wait()
+                comm.all_reduce(torch.ones(N), key=key)
             first = "first call was all_reduce of 4224 elements of float32"
-            wrong(lambda: comm.all_reduce(large if last else small, key="a"), f"key a: .*{first}")
-            wrong(lambda: comm.all_reduce(large, key="a"), f"key a: .*{first}")
-            wrong(lambda: comm.reduce_scatter(own, large, key="a"), first)
-            wrong(lambda: comm.all_reduce(small.bfloat16(), key="a"), f"of bfloat16; its {first}")
+            wrong(
+                lambda: comm.all_reduce(large if last else small, key="a", async_op=True), f"key a: .*{first}"
+            )
+            wrong(lambda: comm.all_reduce(large, key="a", async_op=True), f"key a: .*{first}")
+            wrong(lambda: comm.reduce_scatter(own, large, key="a", async_op=True), first)
+            wrong(
+                lambda: comm.all_reduce(small.bfloat16(), key="a", async_op=True), f"of bfloat16; its {first}"
+            )
             bad = {
-                "key is 3, must be": lambda: comm.all_reduce(small, key=3),
-                "key is '', must be": lambda: comm.all_reduce(small, key=""),
-                "tensor is a list": lambda: comm.all_reduce([1.0], key="a"),
+                "key is 3, must be": lambda: comm.all_reduce(small, key=3, async_op=True),
+                "key is '', must be": lambda: comm.all_reduce(small, key="", async_op=True),
+                "tensor is a list": lambda: comm.all_reduce([1.0], key="a", async_op=True),
                 "tensor is a DTensor, must be a plain tensor: pass .to_local": lambda: comm.all_reduce(
-                    DTensor.from_local(small, mesh), key="a"
+                    DTensor.from_local(small, mesh), key="a", async_op=True
                 ),
-                "is not contiguous": lambda: comm.all_reduce(large.view(2, -1).T, key="a"),
-                "of torch.int64": lambda: comm.all_reduce(small.long(), key="a"),
-                "reduce op": lambda: comm.all_reduce(small, key="a", op=dist.ReduceOp.MAX),
-                "has no elements": lambda: comm.all_reduce(small[:0]),
-                f"input must have {world_size} times": lambda: comm.reduce_scatter(own, large[:-16], key="c"),
-                f"output must have {world_size} times": lambda: comm.all_gather(large[:-16], own, key="c"),
-                "of torch.float32 into torch.float16": lambda: comm.all_gather(large.half(), own, key="c"),
+                "is not contiguous": lambda: comm.all_reduce(large.view(2, -1).T, key="a", async_op=True),
+                "of torch.int64": lambda: comm.all_reduce(small.long(), key="a", async_op=True),
+                "reduce op": lambda: comm.all_reduce(small, key="a", op=dist.ReduceOp.MAX, async_op=True),
+                "has no elements": lambda: comm.all_reduce(small[:0], async_op=True),
+                f"input must have {world_size} times": lambda: comm.reduce_scatter(
+                    own, large[:-16], key="c", async_op=True
+                ),
+                f"output must have {world_size} times": lambda: comm.all_gather(
+                    large[:-16], own, key="c", async_op=True
+                ),
+                "of torch.float32 into torch.float16": lambda: comm.all_gather(
+                    large.half(), own, key="c", async_op=True
+                ),
             }
             for text, call in bad.items():
                 wrong(call, text)
-                wrong(lambda: call() if last else comm.all_gather(large.clone(), small, key="c"), text)
-            comm.all_reduce(torch.ones(N), key="a").wait()
-            wrong(lambda: comm.all_gather(large, small, key=3 if last else "c"), r"all_gather\(\): rank.* 3,")
-            comm.all_reduce(torch.ones(N), key="e").wait()
+                wrong(
+                    lambda: call() if last else comm.all_gather(large.clone(), small, key="c", async_op=True),
+                    text,
+                )
+            comm.all_reduce(torch.ones(N), key="a")
+            wrong(
+                lambda: comm.all_gather(large, small, key=3 if last else "c", async_op=True),
+                r"all_gather\(\): rank.* 3,",
+            )
+            comm.all_reduce(torch.ones(N), key="e")
             one_of_two = (
-                comm.all_gather if last else lambda _, mine, key: comm.all_reduce(mine.clone(), key=key)
+                comm.all_gather
+                if last
+                else lambda _, mine, key: comm.all_reduce(mine.clone(), key=key, async_op=True)
             )
             wrong(lambda: one_of_two(large, small, key="a"), "do not agree")
-            comm.all_reduce(torch.ones(N), key="f").wait()
+            comm.all_reduce(torch.ones(N), key="f")
             check_alike(torch.tensor([comm.stats()["step"], comm._keys.n_calls]), "the step")
-            future = (comm.all_reduce(small, key=3) if last else comm.all_reduce(small, key="a")).get_future()
+            future = (
+                comm.all_reduce(small, key=3, async_op=True)
+                if last
+                else comm.all_reduce(small, key="a", async_op=True)
+            ).get_future()
             try:
                 future.wait()
                 raise AssertionError("the future of a failed call has a value")
             except Exception as failure:
                 assert "key is 3" in str(failure), failure
-            failed = comm.all_reduce(small, key=3) if last else comm.all_reduce(small, key="a")
-            comm.all_gather(large, small, key="c").wait()
+            failed = (
+                comm.all_reduce(small, key=3, async_op=True)
+                if last
+                else comm.all_reduce(small, key="a", async_op=True)
+            )
+            comm.all_gather(large, small, key="c")
             check_error(comm.synchronize, "key is 3", same=same)  # which nobody has waited for
             comm.synchronize()
             assert not failed.is_success()
             tensor = torch.ones(N)
-            comm.all_reduce(tensor, key="a").wait()
+            comm.all_reduce(tensor, key="a")
             assert (tensor == world_size).all()
 
 
@@ -563,7 +600,7 @@ def failures_end(rank, world_size):
     bad = 3 if rank else "a"
     tensors = [torch.ones(N)]
     left = weakref.ref(tensors[0])
-    check_error(lambda: comm.all_reduce(tensors.pop(), key=bad).wait(), "key is 3")
+    check_error(lambda: comm.all_reduce(tensors.pop(), key=bad), "key is 3")
     for _ in range(500):  # the thread that ran the call may still be at its end
         gc.collect()
         if left() is None:
@@ -571,13 +608,13 @@ def failures_end(rank, world_size):
         time.sleep(0.01)
     assert left() is None, "a failed call keeps its tensor"
     comm.synchronize()  # it has been raised
-    comm.all_reduce(torch.ones(N), key=bad)
+    comm.all_reduce(torch.ones(N), key=bad, async_op=True)
     check_error(comm.close, "key is 3")
     assert comm.is_closed
     comm.close()
     try:
         with collectives(values="fp32") as comm:
-            comm.all_reduce(torch.ones(N), key=bad)
+            comm.all_reduce(torch.ones(N), key=bad, async_op=True)
             raise ZeroDivisionError
     except ZeroDivisionError:
         assert comm.is_closed
@@ -586,11 +623,11 @@ def failures_end(rank, world_size):
 def a_group_that_is_gone(rank, world_size):
     group = dist.new_group(range(world_size))
     with collectives(group=group) as comm:
-        comm.all_reduce(torch.ones(N), key="a").wait()
+        comm.all_reduce(torch.ones(N), key="a")
         dist.destroy_process_group(group)
         for call in (
-            lambda: comm.all_reduce(torch.ones(N), key="a"),
-            lambda: comm.all_gather(torch.ones(world_size), torch.ones(1)),
+            lambda: comm.all_reduce(torch.ones(N), key="a", async_op=True),
+            lambda: comm.all_gather(torch.ones(world_size), torch.ones(1), async_op=True),
         ):
             check_error(call, "the process group of this Collectives was destroyed")
 
@@ -613,9 +650,9 @@ def in_inference_mode(rank, world_size):
                         mine, every = given(rank, step, world_size * N), given(rank, step, N)
                         own, full = torch.empty(N), torch.empty(world_size * N)
                         for key in ("w", None):
-                            comm.reduce_scatter(own, mine, key=key and "rows")
-                            comm.all_reduce(every.view(2, -1), key=key)
-                            comm.all_gather(full, own if key is None else every, key=key)
+                            comm.reduce_scatter(own, mine, key=key and "rows", async_op=True)
+                            comm.all_reduce(every.view(2, -1), key=key, async_op=True)
+                            comm.all_gather(full, own if key is None else every, key=key, async_op=True)
                             comm.synchronize()
                             steps += [own.clone(), every.clone(), full.clone()]
                         assert mine.is_inference() == is_on
@@ -660,9 +697,9 @@ def on_few_ranks(rank, world_size):
     alone = dist.new_group([rank], use_local_synchronization=True)
     with collectives(group=alone) as comm:
         tensor, out = given(rank, 1, N), torch.empty(N)
-        comm.reduce_scatter(out, tensor, key="w", op=AVG).wait()
-        assert out.equal(tensor) and comm.all_gather(out, tensor).wait()
-        work = comm.all_reduce(tensor, key=3)
+        comm.reduce_scatter(out, tensor, key="w", op=AVG)
+        assert out.equal(tensor) and comm.all_gather(out, tensor, async_op=True).wait()
+        work = comm.all_reduce(tensor, key=3, async_op=True)
         check_error(work.wait, "key is 3")
     mesh = dist.device_mesh.init_device_mesh("cpu", (world_size // 2, 2), mesh_dim_names=("a", "b"))
     first = rank // 2 * 2
@@ -670,16 +707,16 @@ def on_few_ranks(rank, world_size):
         with collectives(group=mesh["b"], values="fp32", **options) as comm:
             for step in range(2):
                 mine, total = given(rank, step, N), given(first, step, N) + given(first + 1, step, N)
-                work = comm.all_reduce(mine, key="w")
+                work = comm.all_reduce(mine, key="w", async_op=True)
                 dist.all_reduce(other := torch.ones(1))  # meanwhile
                 assert work.wait() and other == world_size
                 check_close(mine, total, options)
                 full = torch.empty(2 * N)
-                comm.all_gather(full, mine, key="w").wait()
+                comm.all_gather(full, mine, key="w")
                 assert full.view(2, N)[rank % 2].equal(mine)
             if "hosts" not in options:
                 check_error(
-                    lambda: comm.all_reduce(mine, key=3 if rank % 2 else "w").wait(),
+                    lambda: comm.all_reduce(mine, key=3 if rank % 2 else "w"),
                     f"rank {first + 1}: key",
                     same=False,
                 )
@@ -687,8 +724,8 @@ def on_few_ranks(rank, world_size):
 
 def gone(rank, world_size, folder):
     comm = collectives(timeout_s=20)
-    comm.all_reduce(torch.ones(N), key="w").wait()
-    lose_a_rank(rank, world_size, folder, True, lambda: comm.all_reduce(torch.ones(N), key="w").wait())
+    comm.all_reduce(torch.ones(N), key="w")
+    lose_a_rank(rank, world_size, folder, True, lambda: comm.all_reduce(torch.ones(N), key="w"))
 
 
 # ---- checkpoints ----
@@ -697,9 +734,9 @@ def gone(rank, world_size, folder):
 def step_of(comm, rank, world_size, step):
     """What comes out of a step of each kind."""
     own, every, full = torch.empty(N), given(rank, step, 3 * N), torch.empty(world_size * N)
-    comm.reduce_scatter(own, given(rank, step, world_size * N), key="rows", op=AVG)
-    comm.all_reduce(every, key="whole", op=AVG)
-    comm.all_gather(full, given(rank, step, N), key="rows")
+    comm.reduce_scatter(own, given(rank, step, world_size * N), key="rows", op=AVG, async_op=True)
+    comm.all_reduce(every, key="whole", op=AVG, async_op=True)
+    comm.all_gather(full, given(rank, step, N), key="rows", async_op=True)
     comm.synchronize()
     return torch.cat([own, every, full])
 
@@ -718,7 +755,7 @@ def goes_on_as_if_nothing_had_been(rank, world_size):
             for step, wanted in zip((3, 4), expected):
                 assert step_of(comm, rank, world_size, step).equal(wanted), (hosts, step)
             check_error(
-                lambda: comm.all_reduce(torch.ones(5), key="rows").wait(),
+                lambda: comm.all_reduce(torch.ones(5), key="rows"),
                 "first call was reduce_scatter",
                 same=hosts is None,
             )
@@ -773,11 +810,11 @@ def from_files_and_dcp(rank, world_size, hosts, folder):
     ):
         with collectives(hosts=hosts, parameters="delta4") as comm:
             load(comm)
-            comm.all_reduce(torch.zeros(3 * N), key="whole", op=AVG).wait()
+            comm.all_reduce(torch.zeros(3 * N), key="whole", op=AVG)
             total = residual_of(comm, "whole")
             assert total.abs().max() > 0.01
             row, full = given(rank, 3, N), torch.empty(world_size * N)
-            comm.all_gather(full, row, key="rows").wait()
+            comm.all_gather(full, row, key="rows")
             check_alike(full, "rows")
 
 
@@ -785,8 +822,8 @@ def states_fit_by_name(rank, world_size):
     model = nn.Sequential(nn.Linear(70, 70), nn.Linear(70, 70))
     with collectives(names=model) as comm:
         for parameter in model.parameters():
-            comm.all_reduce(torch.ones_like(parameter), key=parameter)
-        comm.all_reduce(torch.ones(N), key="other")
+            comm.all_reduce(torch.ones_like(parameter), key=parameter, async_op=True)
+        comm.all_reduce(torch.ones(N), key="other", async_op=True)
         saved = comm.state_dict()
     for names, text in (
         (None, "key 0.weight was of names, and names is None here"),
@@ -794,28 +831,30 @@ def states_fit_by_name(rank, world_size):
     ):
         with collectives(names=names) as comm:
             check_error(lambda: comm.load_state_dict(saved), text)
-            comm.all_reduce(torch.ones(3), key="0.weight").wait()  # it does not know it from there
+            comm.all_reduce(torch.ones(3), key="0.weight")  # it does not know it from there
     with collectives(names=model) as comm:
-        comm.all_reduce(torch.ones(5), key="other")
+        comm.all_reduce(torch.ones(5), key="other", async_op=True)
         text = f"key other: all_reduce of {N} elements of float32; its first call here was .* of 5 elem"
         check_error(lambda: comm.load_state_dict(saved), text)
     with collectives() as comm:
-        comm.all_reduce(torch.ones(N), key="0")
+        comm.all_reduce(torch.ones(N), key="0", async_op=True)
         saved = comm.state_dict()
     with collectives() as comm:  # the number of a tensor is no name
-        comm.all_reduce(torch.ones(N), key=model[0].weight)
+        comm.all_reduce(torch.ones(N), key=model[0].weight, async_op=True)
         check_error(lambda: comm.load_state_dict(saved), "key is '0', which is the name of a param")
     with collectives() as comm:
         comm.load_state_dict(saved)
         text = "number 0, and '0' is a name that came"
-        check_error(lambda: comm.all_reduce(torch.ones(N), key=model[0].weight).wait(), text)
+        check_error(lambda: comm.all_reduce(torch.ones(N), key=model[0].weight), text)
 
 
 def saves(rank, world_size, hosts):
     with collectives(hosts=hosts) as comm:
         for step in range(3):
-            comm.reduce_scatter(torch.empty(N * 4 // world_size), given(rank, step, 4 * N), key="rows")
-            comm.all_reduce(given(rank, step, 3 * N), key="whole")
+            comm.reduce_scatter(
+                torch.empty(N * 4 // world_size), given(rank, step, 4 * N), key="rows", async_op=True
+            )
+            comm.all_reduce(given(rank, step, 3 * N), key="whole", async_op=True)
         return comm.state_dict()
 
 
@@ -827,7 +866,7 @@ def loads(rank, world_size, hosts, saved):
         for name in ("rows", "whole"):
             total = sum(state[f"rank{r}"]["residuals"][name] for r, state in enumerate(saved)) / were
             check_close(residual_of(comm, name) / n_replicas, total, name)
-        comm.reduce_scatter(torch.empty(N * 4 // world_size), given(rank, 3, 4 * N), key="rows").wait()
+        comm.reduce_scatter(torch.empty(N * 4 // world_size), given(rank, 3, 4 * N), key="rows")
 
 
 # ---- on a device ----
@@ -849,16 +888,16 @@ def by_a_devices_streams(rank, world_size):
         for mine, wanted in zip(outcome(True), expected):
             assert mine.equal(wanted)
         with collectives() as comm:
-            comm.all_reduce(given(rank, 0, N), key="w")
+            comm.all_reduce(given(rank, 0, N), key="w", async_op=True)
             comm.synchronize()
-            work = comm.all_reduce(given(rank, 0, N), key=3 if rank else "w")
+            work = comm.all_reduce(given(rank, 0, N), key=3 if rank else "w", async_op=True)
             if rank == 0:
                 work.wait()  # a stream waits, not the host
             check_error(comm.synchronize, "rank 1: key is 3")
         said = io.StringIO()
         with contextlib.redirect_stdout(said), collectives(codec=None) as comm:
             for step in range(2):
-                comm.all_reduce(given(rank, step, N), key="w")
+                comm.all_reduce(given(rank, step, N), key="w", async_op=True)
             comm.synchronize()
         assert (
             rank or said.getvalue().count("tagc: compressed on the host: kernels for CUDA are missing") == 1
@@ -931,7 +970,7 @@ def plain_loop(rank, world_size, runs):
                     parameter.grad /= world_size
             else:
                 for parameter in model.parameters():
-                    comm.all_reduce(parameter.grad, key=parameter if key else None, op=AVG)
+                    comm.all_reduce(parameter.grad, key=parameter if key else None, op=AVG, async_op=True)
                 comm.synchronize()
             optimizer.step()
             dist.all_reduce(mean := loss.detach().clone())

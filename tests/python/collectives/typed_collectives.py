@@ -5,6 +5,6 @@ from tagc.collectives import Collectives
 
 model = torch.nn.Linear(3, 3)
 comm = Collectives(names=model, parameters="delta4", hosts=2)
-comm.all_reduce(model.weight, key=model.weight).wait()
-comm.reduce_scatter(model.weight, model.weight, key=3)  # type: ignore[arg-type]
+comm.all_reduce(model.weight, key=model.weight)
+comm.reduce_scatter(model.weight, model.weight, key=3, async_op=True)  # type: ignore[arg-type]
 Collectives(values="int3")  # type: ignore[arg-type]

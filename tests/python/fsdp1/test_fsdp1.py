@@ -37,7 +37,9 @@ def compress(model, **options):
     """With a residual that is exact, because sums are compared."""
     import tagc.torch as tagc
 
-    return tagc.compress(model, **{"verbose": False, "layers": "all", "residual": "fp32"} | options)
+    return tagc.compress(
+        model, **tagc.grouped({"verbose": False, "layers": "all", "residual": "fp32"} | options)
+    )
 
 
 def gradients(model):

@@ -57,7 +57,7 @@ def other_kinds_are_refused(rank, world_size):
 
 
 def local_steps_counted(rank, world_size):
-    """Anchors, momentum and the fragment under way are counted."""
+    """Anchors, momentum and the fragment under way, 12 bytes per value, are counted."""
     torch.manual_seed(0)
     model = Odd()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -177,12 +177,19 @@ def train(name, folder, script, is_async=True, sparsity=None, n_ranks=1, rank=0,
             values="int2",
             gentle=False,
             layers="all",
-            residual="fp32",
             timeout_s=60,
+            options=tagc.Options(residual="fp32"),
         )
     else:
         wrapped = DistributedDataParallel(manager, model, bucket_cap_mb=0.01)
-        handle = tagc.compress(wrapped, inner, sparsity=sparsity, layers="all", residual="fp32", timeout_s=60)
+        handle = tagc.compress(
+            wrapped,
+            inner,
+            sparsity=sparsity,
+            layers="all",
+            timeout_s=60,
+            options=tagc.Options(residual="fp32"),
+        )
         optimizer = Optimizer(manager, inner)
     quorum, n_passes = handle.wrapper.quorum, 0
     n_buckets, prepare = [0], handle.wrapper.prepare
@@ -491,7 +498,7 @@ def test_what_is_refused():
 
     def sharded(**options):
         shard(model := the_model(), 1)
-        tagc.compress(model, between=manager, **options)
+        tagc.compress(model, between=manager, **tagc.grouped(options))
 
     with pytest.raises(tagc.Error, match="parameters is 'delta4': under torchft it must be None"):
         ranks_of_one(lambda: sharded(parameters="delta4"))

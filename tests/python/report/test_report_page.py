@@ -74,7 +74,7 @@ def test_a_lower_loss_than_dense_is_beaten_by_none(tmp_path):
         ]
         paths.append(files.run(tmp_path / name, lines))
     points = {row["n"]: row["k"] for row in draw(inputs.read_report(paths), "pareto")["points"]}
-    assert points == {"fsdp": "the first arm", "cheap": "nothing beats it", "better": "nothing beats it",
+    assert points == {"fsdp": "the baseline", "cheap": "nothing beats it", "better": "nothing beats it",
                       "worse": "others"}  # fmt: skip
 
 
@@ -177,6 +177,10 @@ def test_bars(tmp_path):
     )
     (drawing,) = figure.draw(wide, None)  # in a font that is wider by a sixth, no name is cut, and no heading
     assert drawing.spec()["padding"]["left"] >= style.text_width(names[0], 12) / 6
+    (drawing,) = figures.find("timeline").draw(inputs.read_report([files.SEED_FILES[3]]), None)
+    labels = [param["value"] for param in drawing.spec()["params"] if param["name"] == "labels"][0]
+    longest = max(style.text_width(label, 12) for label in labels)
+    assert longest and drawing.spec()["padding"]["left"] >= longest / 6
     assert draw(wide, "time")["heads"] == []
     # and the ends of whiskers
     assert marks(pictures.render(figure.draw(report, None), figure, False), "rect") == 8 + 4

@@ -49,6 +49,7 @@ def test_levels_are_drawn_by_group(tmp_path):
     (drawing,) = figures.find("levels").draw(report_of(tmp_path / "run.jsonl"), None)
     rows = {(row["arm"], row["x"]): row["level"] for row in drawing.datasets["levels"]}
     assert rows == {("attention", 1): 0, ("attention", 2): 2.5, ("head", 1): 1, ("head", 2): 3}
+    assert drawing.spec()["padding"]["left"] > 15  # the names of levels, in a wider font
 
 
 def test_what_is_wrong_is_said(tmp_path):

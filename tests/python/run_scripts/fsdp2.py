@@ -47,6 +47,11 @@ def main(verb, folder):
         optimizer.zero_grad()
         if rank == 0:
             print(f"loss {step} {loss.item()!r}")
+        if verb == "save" and step == 1:
+            states = get_state_dict(model, optimizer)
+            states = {"model": states[0], "optimizer": states[1]}
+            group = dist.new_group(backend="gloo")
+            dcp.async_save(states, checkpoint_id=f"{folder}-early", process_group=group).result()
         if verb == "save" and step == 3:
             states = get_state_dict(model, optimizer)
             dcp.save({"model": states[0], "optimizer": states[1]}, checkpoint_id=folder)

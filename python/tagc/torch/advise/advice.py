@@ -38,7 +38,7 @@ from tagc.torch.exchange.identity import identity
 from tagc.torch.exchange.said import say
 from tagc.torch.exchange.waits import timeout_of
 from tagc.torch.hooks.kinds import kind_of
-from tagc.torch.schedule.options import Options, check_known
+from tagc.torch.schedule.options import Settings, check_known
 
 BACKWARD = 2 / 3  # of a pass's computing, which DDP's exchange overlaps
 BUSY = 1.5  # times that runs of the same measurement may differ by
@@ -75,8 +75,9 @@ def advise(
     Returns a dict for JSON, the same on every rank: "choice" ("off" or "compress"), "verdict" (compression
     "pays", "makes no difference" or "costs", by tagc_verdict_of, as tagc bench and tagc plan have it),
     "baseline" (name of the fastest row without tagc, with which all is compared), "gain" (how many times as
-    fast as the baseline the choice is), "name" (of its row), "options" (for compress(); among them may be
-    exchange="dense", which loses nothing), "torch" (for torch's own mixed precision, where that is enough),
+    fast as the baseline the choice is), "name" (of its row), "options" (for compress(), which takes
+    them as tagc.grouped(options); among them may be exchange="dense", which loses nothing), "torch" (for
+    torch's own mixed precision, where that is enough),
     "bucket" (where units are too small for this link: how many elements they should have, and what to write),
     "reason", "text", "where" (of the hosts, in words), "ranks_per_host" (whose gradients are added up within
     the host), "rows" (each way to communicate: seconds of gradients, parameters, "own_s" (FSDP2's own work),
@@ -113,7 +114,7 @@ def advise(
             raise Error("argument", f'every is {every!r}, must be "auto", or an integer of 2 to 1000000')
         on = streams.of(streams.device_of(model))
         timeout_s = timeout_of(group) if timeout_s is None else timeout_s
-        Options(threads=threads, timeout_s=timeout_s, hosts=hosts)  # which checks them
+        Settings(threads=threads, timeout_s=timeout_s, hosts=hosts)  # which checks them
         cluster = _cluster(group, shape, hosts, between, timeout_s)
         if not shape.n_elems:
             raise Error("argument", "this model has no trained parameters: there is nothing to exchange")

@@ -31,7 +31,7 @@ from tagc.torch.exchange.unit import Stats, Unit
 from tagc.torch.exchange.waits import Collectives, timeout_of
 from tagc.torch.exchange.work import Work
 from tagc.torch.hooks.replicas import CHANGED, Gathers
-from tagc.torch.schedule.options import Options
+from tagc.torch.schedule.options import Settings
 from tagc.torch.schedule.samples import Sample
 
 N_SMALL = 4096
@@ -89,7 +89,7 @@ def own_work_of(n_gathers: int) -> str:
 class _Unsampled:
     """In the place of a schedule, for task.Task: nothing follows the gradients."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Settings) -> None:
         self._options = options
 
     def sampling(self, layout: layouts.Layout) -> tuple[ctypes.c_void_p, Sample]:
@@ -180,9 +180,9 @@ class Survey:
                     self.torch_gather(size, dtype)
             for options in itertools.chain(*map(by_codec, GRADIENTS)):
                 if self._is_measured(options, have_kernels):
-                    self.reduce(size, Options(**options, threads=self.threads), name_of(options), all_reduce)
+                    self.reduce(size, Settings(**options, threads=self.threads), name_of(options), all_reduce)
             if with_local:
-                local = Options(**LOCAL_OPTIONS, residual="fp32", threads=self.threads)
+                local = Settings(**LOCAL_OPTIONS, residual="fp32", threads=self.threads)
                 self.reduce(size, local, LOCAL, True, self._flat)
             for wire in sorted({self.shape.gather, *WIRES}) if self.has_gathers else ():
                 self._gather(size, wire)
@@ -268,13 +268,15 @@ class Survey:
 
     def all_to_all(self, n: int) -> list[float]:
         """Times an exchange in which each rank sends its n / W fp32 values to all others."""
-        mine, everyone = (torch.zeros(size, dtype=torch.float32) for size in (n // self.world_size, n))
+        sizes = n // self.world_size, n // self.world_size * self.world_size
+        mine, everyone = (torch.zeros(size, dtype=torch.float32) for size in sizes)
         call = (
             "tagc_comm_all_gather",
             self.comm.handle,
             mine.data_ptr(),
             4 * mine.numel(),
             everyone.data_ptr(),
+            4 * everyone.numel(),
         )
         return self.time("all-to-all", n, lambda: lib.call(*call))
 
@@ -330,7 +332,7 @@ class Survey:
         return values.mul_(scales.exp_())
 
     def reduce(
-        self, n: int, options: Options, what: str, all_reduce: bool = False, hosts: Hosts | None = None
+        self, n: int, options: Settings, what: str, all_reduce: bool = False, hosts: Hosts | None = None
     ) -> list[float]:
         """Times tagc's exchange of a unit of about n elements with the model's mix of classes, in two levels
         over hosts of several ranks. hosts: other ones."""
@@ -386,7 +388,7 @@ class Survey:
 
     @staticmethod
     def _by_libtagc(
-        unit: Unit, way: Way, options: Options, source: torch.Tensor, target: torch.Tensor
+        unit: Unit, way: Way, options: Settings, source: torch.Tensor, target: torch.Tensor
     ) -> Stats:
         """Exchanges arrays on a device, as hooks have it done, and waits for the result."""
         what, op, sizes = "advise()", dist.ReduceOp.AVG, (source.numel(), target.numel())

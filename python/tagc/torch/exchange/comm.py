@@ -102,7 +102,7 @@ class Comm:
     def all_gather(self, data: bytes) -> list[bytes]:
         """Returns the bytes of every rank, all of one length, in rank order. Collective."""
         received = ctypes.create_string_buffer(len(data) * self.world_size)
-        lib.call("tagc_comm_all_gather", self.handle, data, len(data), received)
+        lib.call("tagc_comm_all_gather", self.handle, data, len(data), received, len(received))
         everyone = received.raw
         return [everyone[i * len(data) : (i + 1) * len(data)] for i in range(self.world_size)]
 

@@ -37,6 +37,7 @@ from tagc.torch.exchange.identity import identity
 from tagc.torch.exchange.waits import Collectives
 
 Ranks = tuple[int, ...]
+Shared = tuple[Ranks, str]  # a group that may be used again: of these ranks, and this backend
 
 
 def arrange(hosts: Sequence[object]) -> tuple[int, str]:
@@ -138,7 +139,7 @@ class Cluster:
                 "has as many ranks, in their order",
             )
         self._of_group: dict[Ranks, Hosts] = {}
-        self._made: dict[Ranks, Any] = _made() if shares else {}
+        self._made: Made = _made() if shares else {}
         self._known: dict[int, str] = {}  # rank -> its identity()
 
     @property
@@ -150,22 +151,22 @@ class Cluster:
         Collective over the ranks of the model, or of each group, in one order on all ranks."""
         self._known = dict(known)
         own = {tuple(dist.get_process_group_ranks(group)): group for group in groups}
-        made = self._made
+        made = {kind for kind, seconds in self._made if seconds == self._patience(kind[1]).total_seconds()}
         timeout = datetime.timedelta(seconds=self._timeout_s)
         if self._is_world:
             # all ranks of torch.distributed make all groups, also those that they are not in
             world = dist.group.WORLD
             assert world is not None
             backends = {ranks: dist.get_backend_config(group) for ranks, group in own.items()}
-            everyone = share(world, (backends, set(made)), timeout)
-            reusable: set[Ranks] = set.intersection(*(theirs for _, theirs in everyone))
+            everyone = share(world, (backends, made), timeout)
+            reusable: set[Shared] = set.intersection(*(theirs for _, theirs in everyone))
             wanted = {ranks: backend for theirs, _ in everyone for ranks, backend in theirs.items()}
             for ranks in sorted(wanted):
                 self._split(ranks, own.get(ranks), wanted[ranks], reusable, is_local=False)
             return
         for ranks, group in own.items():
             # torch names a group that only its ranks make after them and the number of groups so far
-            numbers = share(group, (identity(), set(made), internals.n_groups()), timeout)
+            numbers = share(group, (identity(), made, internals.n_groups()), timeout)
             self._known |= {rank: theirs[0] for rank, theirs in zip(ranks, numbers)}
             reusable = set.intersection(*(theirs[1] for theirs in numbers))
             if len({theirs[2] for theirs in numbers}) > 1:
@@ -233,7 +234,7 @@ class Cluster:
         ranks: Ranks,
         group: dist.ProcessGroup | None,
         backend: str,
-        reusable: set[Ranks],
+        reusable: set[Shared],
         is_local: bool,
     ) -> None:
         """Makes the Hosts of one group. group: None on a rank that is not in it, which only helps."""
@@ -260,21 +261,25 @@ class Cluster:
         self._of_group[ranks] = Hosts(between, within, group.rank(), n_hosts, per_host, is_on_one_host)
 
     def _group(
-        self, ranks: Ranks, backend: str, reusable: set[Ranks], is_local: bool
+        self, ranks: Ranks, backend: str, reusable: set[Shared], is_local: bool
     ) -> dist.ProcessGroup | None:
         """Returns a process group of the caller's backend; None for one that this rank is not in."""
-        made = self._made
-        if ranks not in reusable:
+        patience = self._patience(backend)
+        key = (ranks, backend), patience.total_seconds()
+        if key[0] not in reusable:
             found: Any = dist.new_group(
                 list(ranks),
-                timeout=waits.patience_of_group(backend, self._timeout_s),
+                timeout=patience,
                 backend=backend,
                 use_local_synchronization=is_local,
                 group_desc="tagc",
             )
-            made[ranks] = found if dist.get_rank() in ranks else None
-            reusable.add(ranks)
-        return made[ranks]
+            self._made[key] = found if dist.get_rank() in ranks else None
+            reusable.add(key[0])
+        return self._made[key]
+
+    def _patience(self, backend: str) -> datetime.timedelta:
+        return waits.patience_of_group(backend, self._timeout_s)
 
     def _warn(self, ranks: Ranks, why: str) -> None:
         if dist.get_rank() == ranks[0]:
@@ -286,10 +291,11 @@ class Cluster:
             )
 
 
-_groups: tuple[Any, dict[Ranks, Any]] = (lambda: None, {})
+Made = dict[tuple[Shared, float], Any]  # by the seconds of its time-out, too
+_groups: tuple[Any, Made] = (lambda: None, {})
 
 
-def _made() -> dict[Ranks, Any]:
+def _made() -> Made:
     """Returns the groups that were made in this torch.distributed so far, for a later compress() to use: each
     may hold memory of a device, and torch has no safe way to end one."""
     global _groups

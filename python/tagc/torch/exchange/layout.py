@@ -19,7 +19,9 @@ from typing import NamedTuple
 
 import torch
 
-LAST = 3  # the last level of the schedule
+from tagc import _library as lib
+
+LAST = lib.LEVELS["last"]  # of the schedule
 
 
 class Parameter(NamedTuple):

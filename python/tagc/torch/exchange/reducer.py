@@ -16,6 +16,8 @@ from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.staging import Kernels, Staging, Store
 from tagc.torch.exchange.work import Work
 
+WHOLE = (lib.FORMATS["fp32"], lib.FORMATS["bf16"])  # formats that at sparsity 0 send values as they are
+
 
 def _array(
     tensor: torch.Tensor,
@@ -94,7 +96,7 @@ class Reducer:
         self.n_output = n_elems if fields.output == lib.OUTPUTS["unit"] else n_elems // comm.world_size
         # whether the sums may take the place of the gradient, from its beginning (tagc_reducer_begin)
         has_room = 4 * self.n_output <= dtype.itemsize * n_elems
-        is_taken = fields.exchange == lib.EXCHANGES["direct"] and store is None
+        is_taken = is_direct(options) and store is None
         self.is_in_place = is_taken and has_room and comm.world_size > 1
         self._under_way: tuple[torch.Tensor, ...] = ()
         self._stats = lib.initialised(lib.ReducerStats, "tagc_reducer_stats_init")
@@ -192,8 +194,10 @@ class Reducer:
 
 
 def is_direct(options: Mapping[str, Any]) -> bool:
-    """Returns whether a reducer of these options can have kernels, and can read bf16."""
-    return bool(options["exchange"] == lib.EXCHANGES["direct"])
+    """Returns whether a reducer of these options encodes by direct: whole values need no kernels, and are
+    read as fp32."""
+    is_whole = options.get("sparsity") == 0 and options.get("format") in WHOLE
+    return bool(options.get("exchange", lib.EXCHANGES["direct"]) == lib.EXCHANGES["direct"] and not is_whole)
 
 
 def dtype_read(options: Mapping[str, Any], dtype: torch.dtype) -> torch.dtype:

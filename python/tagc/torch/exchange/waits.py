@@ -153,6 +153,14 @@ def patience_of_group(backend: str, timeout_s: float) -> datetime.timedelta:
     return datetime.timedelta(seconds=min(seconds, MOST_S))
 
 
+def _failure_of(wait: Callable[[], object]) -> Exception | None:
+    try:
+        wait()
+    except RuntimeError as failure:
+        return failure
+    return None
+
+
 class _Work(dist.Work):
     """A torch Work whose waits end at the time-out."""
 
@@ -163,17 +171,27 @@ class _Work(dist.Work):
         what: str,
         timeout: datetime.timedelta,
         ranks: Sequence[int] | None = None,
+        keeps_time: bool = True,
     ) -> None:
+        """keeps_time: whether its own wait() ends at a time-out."""
         super().__init__()
         self._work, self._group, self._what, self._timeout = work, group, what, timeout
-        self._ranks = ranks
+        self._ranks, self._keeps_time = ranks, keeps_time
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        begin = time.monotonic()
-        try:
-            return self._work.wait(self._timeout)
-        except RuntimeError as failure:
+        begin, failure = time.monotonic(), self._wait()
+        if failure is not None:
             raise _lost(self._group, self._what, self._timeout, begin, failure, self._ranks) from failure
+        return True
+
+    def _wait(self) -> Exception | None:
+        """Returns why it did not end well, or not in time."""
+        if self._keeps_time:
+            return _failure_of(lambda: self._work.wait(self._timeout))
+        failures: list[Exception | None] = []
+        thread = endings.start(lambda: failures.append(_failure_of(self._work.wait)), "tagc-waits")
+        thread.join(self._timeout.total_seconds())
+        return failures[0] if failures else TimeoutError(f"{self._what} goes on")
 
     def is_completed(self) -> bool:
         return self._work.is_completed()
@@ -201,12 +219,13 @@ class _Comm(FsdpComm):
         group: dist.ProcessGroup,
         async_op: bool,
         device: torch.device,
+        keeps_time: bool = True,
     ) -> dist.Work | None:
         if gloo_of(group, device) is None:  # NCCL's wait with a time-out would block the host
             return begin(async_op)
         begun = begin(True)
         assert begun is not None  # this rank is in the group
-        work = _Work(begun, group, f"{what} of {self._name}", self._timeout, self._ranks)
+        work = _Work(begun, group, f"{what} of {self._name}", self._timeout, self._ranks, keeps_time)
         if async_op:
             return work
         work.wait()
@@ -235,6 +254,7 @@ class ReduceScatter(_Comm):
             group,
             async_op,
             input_tensor.device,
+            keeps_time=False,  # gloo's waits as long as its group does
         )
 
 
@@ -250,8 +270,10 @@ class Collectives(_Comm):
         """Returns whether gloo moves tensors of that device, which has few collectives."""
         return gloo_of(self._group, device) is not None
 
-    def _run(self, what: str, begin: Callable[[bool], Any], device: torch.device) -> None:
-        self._start(what, begin, self._group, False, device)
+    def _run(
+        self, what: str, begin: Callable[[bool], Any], device: torch.device, keeps_time: bool = True
+    ) -> None:
+        self._start(what, begin, self._group, False, device, keeps_time)
 
     def all_to_all(self, received: torch.Tensor, sent: torch.Tensor) -> None:
         self._run(
@@ -329,6 +351,7 @@ class OwnCollectives(Collectives):
             "the reduce-scatter",
             lambda _: internals.gloo_reduce_scatter(self._group)(target, source, options),
             source.device,
+            keeps_time=False,
         )
 
     def reduce_scatter_rows(self, sums: torch.Tensor, source: torch.Tensor, op: Any) -> None:

@@ -12,7 +12,7 @@ from tagc._library import Error
 from tagc.torch.exchange.interfaces import Wrapped
 from tagc.torch.handle import Compressed
 from tagc.torch.schedule import policy
-from tagc.torch.schedule.options import Options
+from tagc.torch.schedule.options import Settings
 
 
 class Wrapper(Wrapped):
@@ -35,7 +35,7 @@ class Wrapper(Wrapped):
             return [world]
         return [*(self.deciders() or groups[:1])]
 
-    def check(self, options: Options, is_on_device: bool) -> None:
+    def check(self, options: Settings, is_on_device: bool) -> None:
         """Raises an Error on options that mean nothing here. Local."""
 
     def connect(

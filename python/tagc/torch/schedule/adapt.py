@@ -3,7 +3,7 @@
 Error feedback sums gradients over exchanges already, and an Adam's first moment delays once more what has
 waited in the residual. With beta1 = 0.9 that costs loss. With 0 it costs none in most models and a lot in
 some, whose steps are so large that only a mean of gradients keeps them from oscillating; and a model that has
-just begun to learn needs all of it. So beta1 becomes BETA1 before selection begins, parameter by parameter:
+just begun to learn needs all of it. So beta1 becomes short before selection begins, parameter by parameter:
 lab/docs/first-try.md has the runs.
 
 Where values are selected, the second moment has a longer memory: include/tagc/schedule.h says why.
@@ -25,11 +25,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange import internals
-from tagc.torch.schedule.options import Options
+from tagc.torch.schedule.options import Settings, constants, defaults
 
 Group = dict[str, Any]  # of an optimizer
 
-BETA1 = 0.5  # of what is compressed, once its gradient is noise; a smaller one of the user's stays
 
 # Class names of Adams, the optimizer's own or a base class's: fused, 8-bit and paged ones, too.
 _ADAM = re.compile(r"^_?(Paged|Fused|CPU|DeepSpeedCPU)?[NR]?Adam(W|_?Base)?(_?(4|8|32)bit|Fp8)?$")
@@ -103,7 +102,6 @@ class Memory(NamedTuple):
 
 
 SHORT = Memory(0.0)
-FIRST_COUNT = 20  # updates; before them no beta2 changes
 # id of a tensor on a device -> it, its version, its value
 _read: dict[int, tuple[weakref.ref[torch.Tensor], int, float]] = {}
 
@@ -121,7 +119,8 @@ def _number(beta: Any) -> float:
 def doubled(n: float) -> int:
     """Returns the largest of 20, 40, 80, ... up to n, or 0: an optimizer then seldom has to take up another
     beta2."""
-    return FIRST_COUNT << (int(n) // FIRST_COUNT).bit_length() - 1 if n >= FIRST_COUNT else 0
+    first = constants().window
+    return first << (int(n) // first).bit_length() - 1 if n >= first else 0
 
 
 def is_short(optimizer: torch.optim.Optimizer, group: Group) -> bool:
@@ -132,7 +131,7 @@ def is_short(optimizer: torch.optim.Optimizer, group: Group) -> bool:
         return group.get("momentum") == 0
     if name == "Adafactor":  # torch's has none, transformers' none unless it gets a beta1
         return group.get("beta1") is None
-    return name == "Adagrad" or is_adam(optimizer) and group["betas"][0] <= BETA1
+    return name == "Adagrad" or is_adam(optimizer) and group["betas"][0] <= defaults().short_beta1
 
 
 def _is_pair(betas: object) -> TypeGuard[tuple[Any, Any]]:
@@ -193,7 +192,7 @@ def check_complete(optimizers: Iterable[torch.optim.Optimizer], compressed: Mapp
 def words(
     optimizers: Iterable[torch.optim.Optimizer],
     compressed: Mapping[int, str],
-    options: Options,
+    options: Settings,
     shortens: bool = True,
 ) -> str:
     """Returns what is done about each. shortens: False where beta1 stays, as of attention alone."""
@@ -213,7 +212,7 @@ def words(
                 if options.gentle
                 else ""
             )
-            lines.append(f"{name}: beta1 is {BETA1:g} for what is compressed{when}")
+            lines.append(f"{name}: beta1 is {defaults().short_beta1:g} for what is compressed{when}")
         elif none:
             is_so = is_short(optimizer, optimizer.param_groups[0])
             why = (
@@ -359,7 +358,8 @@ def split_groups(
             raise Error("argument", f"betas is {own_betas!r}, must be two numbers, as in (0.9, 0.999)")
         own = [parameter for parameter in group["params"] if id(parameter) in compressed]
         others = [parameter for parameter in group["params"] if id(parameter) not in compressed]
-        split += [{**group, "params": own, "betas": SHORT.betas(own_betas or (BETA1, 0.999))}] if own else []
+        short = SHORT.betas(own_betas or (defaults().short_beta1, 0.999))
+        split += [{**group, "params": own, "betas": short}] if own else []
         split += [{**group, "params": others}] if others else []
         given |= dict.fromkeys(map(id, own), own_betas)
     return split, given

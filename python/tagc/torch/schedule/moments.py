@@ -13,7 +13,7 @@ import torch
 from tagc._library import Error
 from tagc.torch.exchange.interfaces import Wrapped
 from tagc.torch.schedule import adapt, policy
-from tagc.torch.schedule.options import Options
+from tagc.torch.schedule.options import Settings
 from tagc.torch.schedule.schedule import Schedule
 
 
@@ -32,7 +32,7 @@ class Moments:
     """Of one handle. Its hooks in optimizers stay until close()."""
 
     def __init__(
-        self, model: torch.nn.Module, wrapper: Wrapped, options: Options, schedule: Schedule
+        self, model: torch.nn.Module, wrapper: Wrapped, options: Settings, schedule: Schedule
     ) -> None:
         self._model, self._wrapper, self._options, self._schedule = model, wrapper, options, schedule
         self._optimizers: dict[int, torch.optim.Optimizer] = {}  # of adapt(), by id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
@@ -15,12 +16,26 @@ from tagc._library import Error
 from tagc.torch.schedule import policy
 
 EVERY_VALUE = ("int4", 0)  # without selection, and of LocalSteps
-EVERY_VALUE_BLOCK = 32  # values that share a scale then; among more, small ones arrive late and in bursts
+
+
+@functools.cache
+def constants() -> lib.ScheduleConstants:
+    """Returns the numbers of libtagc's schedule."""
+    return lib.initialised(lib.ScheduleConstants, "tagc_schedule_constants_init")
+
+
+@functools.cache
+def defaults() -> lib.ScheduleOptions:
+    """Returns what libtagc's schedule comes to, if nobody says otherwise."""
+    return lib.initialised(lib.ScheduleOptions, "tagc_schedule_options_init")
+
+
 TRANSPORTS = ("host", "gloo", "native")
 RESIDUALS = ("fp32", "int8", "int4")
-NOT_GIVEN: Any = None  # Options replaces it by a value
+OF_STAGES = ("forward", "backward", "block")  # what only a stage of a pipeline has
+NOT_GIVEN: Any = None  # Settings replaces it by a value
 
-# What users write, for their editors and type checkers; Options checks it at run time.
+# What users write, for their editors and type checkers; Settings checks it at run time.
 Values = Literal["fp32", "bf16", "int8", "int4", "int2"]
 Mild = Literal["dense"] | Values
 Exchange = Literal["direct", "packed", "sketch", "dense"]
@@ -30,11 +45,66 @@ Class = Literal["compressed", "mild", "dense"]
 Layers = Literal["non-attention-linear", "all", "none"] | Callable[[str, torch.Tensor], str]
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options of compress() for experiments, and for what tagc finds out by itself.
+
+    Args:
+        exchange: "direct"; "packed" or "sketch", the paper's; or "dense", which is direct with every value
+            whole: nothing is compressed.
+        mild, mild_sparsity: format and sparsity of attention and positions: "dense" or a format; default
+            "int4" at 0.85. More costs loss there than in other parameters.
+        residual: how "direct" stores what was not sent between steps: "int8" (default), "int4" or "fp32", in
+            1, 0.5 or 4 bytes per value. Rounding is stochastic: what it loses is zero on average.
+        codec: for gradients on a GPU: "device" (libtagc-cuda.so selects and encodes there, and only encoded
+            bytes are copied), "host" (they are copied to the host and back), or None (default): "device" if
+            possible, else rank 0 says why not. Ranks may differ.
+        transport: by what encoded gradients travel. "host": libtagc's own TCP connections, where many
+            messages are under way at once, if every rank can; else a gloo group of tagc's own, and rank 0
+            says why. "native" and "gloo": that one.
+        threads: of the codec on the host. Default: half of this rank's share of the cores of its host, at
+            most 8. Results do not depend on it."""
+
+    exchange: Exchange = "direct"
+    mild: Mild | None = None
+    mild_sparsity: float | None = None
+    residual: Residual | None = None
+    codec: Literal["host", "device"] | None = None
+    transport: Literal["host", "gloo", "native"] = "host"
+    threads: int | None = None
+
+
+def grouped(words: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns options of compress(), from all of them by their names alone, as a command line has them."""
+    names = [field.name for field in dataclasses.fields(Options)]
+    own = {name: words[name] for name in names if name in words}
+    return {name: value for name, value in words.items() if name not in own} | (
+        {"options": Options(**own)} if own else {}
+    )
+
+
+def spread(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns all options by their names alone, of those of compress()."""
+    words = dict(options)
+    inner = words.pop("options", None)
+    if inner is not None and not isinstance(inner, Options):
+        raise TypeError(f"options is {inner!r}, must be a tagc.torch.Options")
+    return words | vars(inner or Options())
+
+
 def check_known(function: Callable[..., object], names: Iterable[str]) -> None:
     """Raises a TypeError, as Python does, if a function was called with options that it has not, and says
     which may have been meant. Local: other ranks hear of it as of any program that ends."""
     known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    inner = {field.name for field in dataclasses.fields(Options)} if "options" in known else set()
     for name in sorted(names):
+        if name in inner:
+            raise TypeError(
+                f"{function.__name__}() has {name!r} among its options=: write "
+                f"options=tagc.Options({name}=...)"
+            )
+        if name in OF_STAGES and "options" in known:
+            raise TypeError(f"{name!r} is an option of compress_stage(), not of {function.__name__}()")
         near = difflib.get_close_matches(name, known, n=2) or [
             other for other in known if name in other or other in name
         ]
@@ -69,14 +139,20 @@ def sparsity_in_range(name: str, value: Any) -> None:
         raise Error("argument", f"{name} is {value!r}, at which nothing would ever be sent: must be below 1")
 
 
+def of_whole(dtype: torch.dtype) -> dict[str, Any]:
+    """Returns fields of tagc_reducer_options that send every value as it is, in fp32 or bf16: what the word
+    "dense" means as a class and as an exchange."""
+    return of_direct("bf16" if dtype == torch.bfloat16 else "fp32", 0.0)
+
+
 def of_direct(values: str, sparsity: float) -> dict[str, Any]:
     """Returns fields of tagc_reducer_options for the exchange direct."""
-    block = {"block": EVERY_VALUE_BLOCK} if (values, sparsity) == EVERY_VALUE else {}
+    block = {"block": constants().block_of_every} if (values, sparsity) == EVERY_VALUE else {}
     return {"exchange": lib.EXCHANGES["direct"], "sparsity": sparsity, "format": lib.FORMATS[values]} | block
 
 
 @dataclasses.dataclass
-class Options:
+class Settings:
     """Defaults are libtagc's: direct, 95 % sparsity, 2-bit values; mild: 85 %, 4-bit values."""
 
     sparsity: float = NOT_GIVEN
@@ -96,7 +172,7 @@ class Options:
     residual: str | None = None
 
     def __post_init__(self) -> None:
-        choice("exchange", self.exchange, tuple(lib.EXCHANGES))
+        choice("exchange", self.exchange, ("dense", *lib.EXCHANGES))
         is_direct = self.exchange == "direct"
         choice("gentle", self.gentle, (None, True, False))
         choice("codec", self.codec, (None, "device", "host"))
@@ -113,7 +189,7 @@ class Options:
                 "argument", f"gentle is True, which is for exchange 'direct'; this one is {self.exchange!r}"
             )
         if self.sparsity is None:
-            self.sparsity = 0.95 if is_direct else 0.9875
+            self.sparsity = defaults().sparsity if is_direct else 0.9875
         sparsity_in_range("sparsity", self.sparsity)
         if self.values is not None and not is_direct:
             raise Error(
@@ -131,7 +207,7 @@ class Options:
                 "argument", f"mild_sparsity is {self.mild_sparsity!r}, and mild is 'dense', which sends all"
             )
         if self.mild_sparsity is None:
-            self.mild_sparsity = min(0.85, self.sparsity)
+            self.mild_sparsity = min(defaults().mild_sparsity, self.sparsity)
         sparsity_in_range("mild_sparsity", self.mild_sparsity)
         if self.parameters is not None:
             choice("parameters", self.parameters, (None, *lib.GATHERS))
@@ -190,22 +266,18 @@ class Options:
             exchange = self.exchange
         elif kind == "mild" and self.mild != "dense":
             exchange = "direct"
-        fields: dict[str, Any] = {"exchange": lib.EXCHANGES[exchange], "n_threads": self.threads or 1}
+        fields: dict[str, Any] = {"n_threads": self.threads or 1}
         if exchange == "dense":
-            fields["format"] = lib.FORMATS["bf16" if dtype == torch.bfloat16 else "fp32"]
-        elif kind == "mild":
-            fields |= of_direct(self.mild, self.mild_sparsity) | self.stored()
-        elif exchange == "direct":
-            fields |= of_direct(self.values, self.sparsity) | self.stored()
-        else:
-            fields["sparsity"] = self.sparsity
-        return fields
+            return fields | of_whole(dtype)
+        if kind == "mild":
+            return fields | of_direct(self.mild, self.mild_sparsity) | self.stored()
+        if exchange == "direct":
+            return fields | of_direct(self.values, self.sparsity) | self.stored()
+        return fields | {"exchange": lib.EXCHANGES[exchange], "sparsity": self.sparsity}
 
     def feeds_back(self, kind: str) -> bool:
         """Returns whether unsent values of that class become a residual."""
         fields = self.reducer(kind, torch.float32)
-        if fields["exchange"] == lib.EXCHANGES["dense"]:
-            return False
         is_exact = fields["sparsity"] == 0 and fields.get("format") in (
             lib.FORMATS["fp32"],
             lib.FORMATS["bf16"],

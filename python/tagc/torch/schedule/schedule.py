@@ -19,17 +19,14 @@ from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.interfaces import Exchanged, Kinds
-from tagc.torch.exchange.layout import LAST, Layout, Parameter, Part
+from tagc.torch.exchange.layout import Layout, Parameter, Part
 from tagc.torch.schedule.adapt import Memory
-from tagc.torch.schedule.options import EVERY_VALUE, Options
+from tagc.torch.schedule.options import EVERY_VALUE, Settings, constants
 from tagc.torch.schedule.samples import Sample, Samples
 
-FRESH, EVERY, LARGEST = range(3)  # levels, before LAST
-WINDOW = 20  # exchanges
-FRESH_EXCHANGES = 3 * WINDOW  # at FRESH
-# As in lib/schedule: the share of values at LARGEST, and how much more a parameter among others may send.
-_LARGEST, _MOST_SHARE = 0.08, 4
-STAYS, SHORTENS, NONE = range(3)  # what the optimizer has of a first moment
+FRESH, EVERY, LARGEST, LAST = (lib.LEVELS[level] for level in ("fresh", "every", "largest", "last"))
+# what the optimizer has of a first moment
+STAYS, SHORTENS, NONE = (lib.MOMENTS[moment] for moment in ("stays", "shortens", "none"))
 _FORMATS = {number: name for name, number in lib.FORMATS.items()}
 
 
@@ -65,7 +62,7 @@ class Schedule:
     where every exchange is over all ranks, else in pool(). (Without a way to add up over all ranks, those
     that exchange a parameter decide on it.)"""
 
-    def __init__(self, wrapper: _Wrapper, options: Options, is_fresh: bool = False) -> None:
+    def __init__(self, wrapper: _Wrapper, options: Settings, is_fresh: bool = False) -> None:
         """is_fresh: whether the model has random weights; the same on all ranks."""
         self._wrapper, self._options, self._is_fresh = wrapper, options, is_fresh
         self._has_levels = {p.name: options.has_levels(p.kind) for p in wrapper.parameters()}
@@ -127,9 +124,10 @@ class Schedule:
         options = lib.initialised(lib.ModelOptions, "tagc_model_options_init")
         fields = _fields_of(self._options, self._is_fresh)
         options.schedule = ctypes.pointer(fields)
-        # in a model whose tensors are all dense, no exchange is asked for
-        exchange = "direct" if self._options.exchange == "dense" else self._options.exchange
-        options.exchange, options.n_threads = lib.EXCHANGES[exchange], self._options.threads or 1
+        options.exchange, options.n_threads = (
+            lib.EXCHANGES.get(self._options.exchange, lib.EXCHANGES["direct"]),  # of dense, nothing is
+            self._options.threads or 1,
+        )
         if dtype == torch.bfloat16:
             options.dense_format = lib.FORMATS["bf16"]
         options.residual = self._options.stored().get("residual", -1)
@@ -150,8 +148,9 @@ class Schedule:
         if not self.has_levels(part.kind):
             return [last]
         levels = [("int8", 0.0)] if self._is_fresh else []
-        levels += [EVERY_VALUE, ("int4", 1 - _MOST_SHARE * _LARGEST)]
-        most = max(0.0, 1 - _MOST_SHARE * (1 - last["sparsity"]))
+        more = constants().most_share
+        levels += [EVERY_VALUE, ("int4", 1 - more * constants().largest_share)]
+        most = max(0.0, 1 - more * (1 - last["sparsity"]))
         return [self._options.direct(*level) for level in levels] + [{**last, "sparsity": most}]
 
     def memories(self) -> dict[str, Memory]:
@@ -195,7 +194,8 @@ class Schedule:
             return ""
         first = "every value travels in 4 bits"
         if any(self.plan({name: 1}).level == FRESH for name in names):
-            first = f"every value travels in 8 bits for {FRESH_EXCHANGES} exchanges, then in 4 bits"
+            n = constants().window * constants().fresh_windows
+            first = f"every value travels in 8 bits for {n} exchanges, then in 4 bits"
         if {self.moments[name] for name in names} == {STAYS}:
             if is_known:
                 return f"\nat first {first}; it stays so with this optimizer"
@@ -261,7 +261,7 @@ class Schedule:
 
     def is_met(self, n_steps: int) -> bool:
         """Returns whether the end of that step has sums over ranks."""
-        return bool(self._noted) or self.pools and n_steps % WINDOW == 0
+        return bool(self._noted) or self.pools and n_steps % constants().window == 0
 
     def meet(self) -> int:
         """Adds up over ranks what was noted since the last call, where pool() is not to be called.
@@ -425,7 +425,7 @@ def fits(about: Mapping[str, Any]) -> bool:
     schedule = None
     try:
         saved = base64.b64decode(about["schedule"], validate=True)
-        schedule = _made({}, {}, Options())
+        schedule = _made({}, {}, Settings())
         lib.call("tagc_schedule_load", schedule, saved, len(saved), True, None, None)
         for numbers in about.get("pending", {}).values():
             lib.ScheduleSums(*numbers)
@@ -440,7 +440,7 @@ def fits(about: Mapping[str, Any]) -> bool:
 
 
 def _made(
-    kinds: Mapping[str, str], sizes: Mapping[str, int], options: Options, is_fresh: bool = False
+    kinds: Mapping[str, str], sizes: Mapping[str, int], options: Settings, is_fresh: bool = False
 ) -> ctypes.c_void_p:
     """Returns a new tagc_schedule. kinds: name -> class."""
     fields = _fields_of(options, is_fresh)
@@ -452,7 +452,7 @@ def _made(
     return handle
 
 
-def _fields_of(options: Options, is_fresh: bool) -> lib.ScheduleOptions:
+def _fields_of(options: Settings, is_fresh: bool) -> lib.ScheduleOptions:
     fields = lib.initialised(lib.ScheduleOptions, "tagc_schedule_options_init")
     fields.gentle, fields.fresh = options.gentle, is_fresh
     fields.sparsity, fields.format = options.sparsity, lib.FORMATS[options.values]
@@ -460,7 +460,7 @@ def _fields_of(options: Options, is_fresh: bool) -> lib.ScheduleOptions:
     return fields
 
 
-def _empty(options: Options) -> bytes:
+def _empty(options: Settings) -> bytes:
     """Returns the state of a schedule without parameters: what it lacks is at its last level."""
     schedule, n, text = _made({}, {}, options), ctypes.c_size_t(), ctypes.create_string_buffer(256)
     lib.call("tagc_schedule_save", schedule, False, text, len(text), ctypes.byref(n))

@@ -1,0 +1,820 @@
+/* A tagc_model on a device against one on host arrays, in the same runs: sums, residuals, statistics, plans and saved states have the same
+ * bits, whoever has kernels, a queue without them, or no device. Failures are the same on all ranks. Ranks are threads, with a device of
+ * the fake runtime each; kernels run in the harness. */
+#include "../../repeats.h"
+#include "../../unit/world.h"
+#include "../fake_runtime.h"
+#include "codec/elements.h"
+#include "gpu/queue_private.h"
+#include "gpu/store.h"
+#include "gpu/unit_private.h"
+#include "harness_maker.h"
+#include "schedule/private.h"
+
+enum {
+    N_TENSORS = 9,
+    N_UNITS = 3,
+    MOST_STEPS = 48,
+    MOST_PIECES = 64,
+    UNIT_BYTES = 1 << 14,
+    STATE_BYTES = 1 << 17
+};
+
+/* What a rank has on its side. */
+typedef enum side { NO_DEVICE, NO_KERNELS, KERNELS } side;
+
+typedef enum incident {
+    NOTHING,
+    SAYS_FAILED,
+    BAD_PIECE,
+    OTHER_ORDER,
+    OTHER_WORD,
+    NOT_FINITE,
+    OVERFLOWS
+} incident;
+
+typedef struct trial {
+    uint64_t seed;
+    int n_hosts, n_places, n_steps;
+    int output, op, gradient, sum, residual, cut, gentle, result_format, dense_only;
+    int summed;    /* the caller adds up within hosts */
+    side sides[4]; /* of rank r: r modulo 4 */
+    int in_place;  /* sums lie in the gradients */
+    int moves;     /* pieces lie otherwise in each step */
+    int waits;     /* tagc_waits */
+    incident event;
+    int event_at;        /* the step; -1: none */
+    int loads_at;        /* before this step the state is saved, forgotten and loaded; -1: never */
+    const char *failing; /* a call of the runtime that fails on rank 0 in unit 1 of event_at; NULL: none */
+    int nth;
+    const char *manners, *refused;
+    int is_late;  /* the queue's thread begins when all is enqueued */
+    int prepares; /* the model knows from the beginning where pieces will lie */
+    int is_plain; /* the run to compare with */
+    pthread_barrier_t barrier;
+} trial;
+
+/* What came of a run, on one rank. */
+typedef struct outcome {
+    tagc_status begun[MOST_STEPS][N_UNITS];
+    char texts[MOST_STEPS][N_UNITS][TAGC_ERROR_TEXT_BYTES];
+    char sums[MOST_STEPS][N_UNITS][UNIT_BYTES];
+    size_t n_sums[N_UNITS]; /* bytes */
+    uint64_t sent[MOST_STEPS][N_UNITS][4];
+    tagc_schedule_plan plans[MOST_STEPS][N_TENSORS];
+    float *residual[N_TENSORS];
+    size_t n_state;
+    char state[STATE_BYTES];
+    double squares[N_UNITS * N_TENSORS * 2]; /* of gradient and residual, where a window became full last */
+    uint32_t most_parts;                     /* of unit 2, which has one class */
+} outcome;
+
+typedef struct shapes {
+    tagc_tensor tensors[N_TENSORS];
+    uint64_t dims[N_TENSORS][2], n_elems[N_TENSORS];
+    char names[N_TENSORS][32];
+} shapes;
+
+static outcome *outcomes[2][MOST_RANKS];
+
+/* ---- between a queue and the runtime: only the thread that begins calls it ---- */
+
+static tagc_runtime real;
+static _Thread_local int begins;
+static _Atomic int n_foreign;
+
+static void note(void) {
+    if (!begins) n_foreign++;
+}
+
+static int between_copy(void *to, const void *from, size_t n_bytes, int kind, void *stream) {
+    note();
+    return real.MemcpyAsync(to, from, n_bytes, kind, stream);
+}
+
+static int between_device(int *ordinal) {
+    note();
+    return real.GetDevice(ordinal);
+}
+
+static int between_wait(void *stream, void *awaited, unsigned flags) {
+    note();
+    return real.StreamWaitEvent(stream, awaited, flags);
+}
+
+/* ---- a rank ---- */
+
+typedef struct unit_arrays {
+    char *gradients, *sums; /* blocks; the device's, or the host's */
+    size_t n_bytes;
+    tagc_piece given[MOST_PIECES], wanted[MOST_PIECES];
+    size_t n_given, n_wanted;
+} unit_arrays;
+
+typedef struct one_rank one_rank;
+
+typedef struct kernel {
+    one_rank *own;
+    uint32_t unit;
+    int step;
+} kernel;
+
+struct one_rank {
+    member *m;
+    trial *t;
+    outcome *out;
+    side side;
+    shapes s;
+    tagc_device *device;
+    tagc_kernels *kernels;
+    tagc_queue *queue;
+    tagc_model *model;
+    void *stream;
+    pthread_t thread;
+    unit_arrays units[N_UNITS];
+    kernel work[MOST_STEPS][N_UNITS];
+};
+
+static void make_shapes(const trial *t, shapes *s) {
+    for (uint32_t i = 0; i < N_TENSORS; i++) {
+        uint64_t x = number_of(t->seed, i, 1, 0);
+        size_t n_dims = i == 0 ? 0 : 1 + x % 2;
+        s->dims[i][0] = 1 + (x >> 8) % (n_dims == 1 ? 90 : 14);
+        s->dims[i][1] = 1 + (x >> 16) % 12;
+        s->n_elems[i] = n_dims == 0 ? 1 : n_dims == 1 ? s->dims[i][0] : s->dims[i][0] * s->dims[i][1];
+        snprintf(s->names[i], sizeof s->names[i], "block.%u.tensor.%u", i % N_UNITS, i);
+        int kind = i % N_UNITS == 2 ? (t->dense_only ? TAGC_CLASS_DENSE : TAGC_CLASS_COMPRESSED)
+                                    : (int)((x >> 24) % 3);
+        s->tensors[i] = (tagc_tensor){s->names[i], s->dims[i], n_dims, i % N_UNITS, kind};
+    }
+}
+
+/* Before and after the sum within a host: whole numbers in 64ths, which add up exactly in bf16 and fp16. */
+static float gradient_of(const trial *t, int rank, uint32_t tensor, uint64_t i, int step) {
+    uint64_t x = number_of(t->seed, (uint64_t)rank * 64 + tensor, i, (uint64_t)step);
+    float value = (float)((int)(x % 65) - 32) / 64;
+    return (x >> 32) % 7 ? value / 8 : value;
+}
+
+static float given_gradient(const one_rank *own, uint32_t tensor, uint64_t i, int step) {
+    const trial *t = own->t;
+    const member *m = own->m;
+    int is_odd = step == t->event_at && tensor % N_UNITS == 1;
+    if (is_odd && t->event == NOT_FINITE && m->rank == 0 && i == 0) return INFINITY;
+    if (is_odd && t->event == OVERFLOWS && i % 3 == 0) return 3e38f;
+    if (!t->summed) return gradient_of(t, m->rank, tensor, i, step);
+    float sum = 0;
+    for (int place = 0; place < m->w->n_places; place++)
+        sum += gradient_of(t, m->host * m->w->n_places + place, tensor, i, step);
+    return sum;
+}
+
+/* Cuts elements of a tensor into one or two pieces, at random places of a block; returns where the block ends. */
+static size_t cut(tagc_piece *pieces, size_t *n, uint32_t tensor, uint64_t first, uint64_t n_elems,
+                  size_t width, size_t at, uint64_t seed) {
+    uint64_t x = number_of(seed, tensor, first, 3), n_left = n_elems > 1 ? x % n_elems : 0;
+    size_t gap = (x >> 20) % 3;
+    if (n_left > 0) { /* backwards in memory */
+        pieces[*n] = (tagc_piece){tensor, first, n_left, (void *)(at + (n_elems - n_left + gap) * width)};
+        ++*n;
+    }
+    pieces[*n] = (tagc_piece){tensor, first + n_left, n_elems - n_left, (void *)at};
+    ++*n;
+    return at + (n_elems + gap + (x >> 24) % 2) * width;
+}
+
+/* values: places in a block. */
+static void place_pieces(one_rank *own, uint32_t unit, int step) {
+    const trial *t = own->t;
+    const member *m = own->m;
+    unit_arrays *u = &own->units[unit];
+    size_t width = tagc_element_bytes(t->gradient), at = 0;
+    uint64_t seed = t->seed + (t->moves ? (uint64_t)step : 0), first, n;
+    u->n_given = u->n_wanted = 0;
+    for (uint32_t i = unit; i < N_TENSORS; i += N_UNITS)
+        for (int host = 0; host < (t->summed && t->output == TAGC_OUTPUT_SHARD ? m->w->n_hosts : 1); host++) {
+            first = 0, n = own->s.n_elems[i];
+            if (t->summed)
+                EXPECT(own->m, tagc_model_owned(own->model, host * m->w->n_places + m->place, i, &first,
+                                                &n) == TAGC_OK);
+            if (n > 0) at = cut(u->given, &u->n_given, i, first, n, width, at, seed);
+        }
+    width = tagc_element_bytes(t->sum), at = 0;
+    for (uint32_t i = unit; i < N_TENSORS; i += N_UNITS) {
+        EXPECT(own->m, tagc_model_owned(own->model, m->rank, i, &first, &n) == TAGC_OK);
+        if (!t->in_place && n > 0) at = cut(u->wanted, &u->n_wanted, i, first, n, width, at, seed + 5);
+        for (size_t p = 0; t->in_place && p < u->n_given; p++) {
+            const tagc_piece *g = &u->given[p];
+            uint64_t begin = g->first > first ? g->first : first, end = g->first + g->n_elems;
+            if (end > first + n) end = first + n;
+            if (g->tensor == i && begin < end)
+                u->wanted[u->n_wanted++] =
+                    (tagc_piece){i, begin, end - begin, (char *)g->values + (begin - g->first) * width};
+        }
+    }
+    if (u->n_given > MOST_PIECES || u->n_wanted > MOST_PIECES) abort();
+    for (size_t p = 0; p < u->n_given; p++) u->given[p].values = u->gradients + (size_t)u->given[p].values;
+    for (size_t p = 0; p < u->n_wanted; p++)
+        u->wanted[p].values = (t->in_place ? u->gradients : u->sums) + (size_t)u->wanted[p].values;
+}
+
+static char *view(const one_rank *own, char *block) {
+    return own->side == NO_DEVICE ? block : fake_view(block);
+}
+
+static void write_gradients(void *arg) {
+    const kernel *one = arg;
+    const unit_arrays *u = &one->own->units[one->unit];
+    char *block = view(one->own, u->gradients), *sums = view(one->own, u->sums);
+    memset(block, 0x7f, u->n_bytes);
+    memset(sums, 0x5a, u->n_bytes);
+    for (size_t p = 0; p < u->n_given; p++)
+        for (uint64_t i = 0; i < u->given[p].n_elems; i++) {
+            float value = given_gradient(one->own, u->given[p].tensor, u->given[p].first + i, one->step);
+            tagc_elements_write(&value, block + ((char *)u->given[p].values - u->gradients),
+                                one->own->t->gradient, i, 1);
+        }
+}
+
+/* The sums in the order of tensors; and what is between pieces is as it was. */
+static void read_sums(void *arg) {
+    const kernel *one = arg;
+    one_rank *own = one->own;
+    const trial *t = own->t;
+    const unit_arrays *u = &own->units[one->unit];
+    char *from = t->in_place ? u->gradients : u->sums, *block = view(own, from),
+         *to = own->out->sums[one->step][one->unit];
+    size_t width = tagc_element_bytes(t->sum), n = 0;
+    char *covered = calloc(u->n_bytes, 1);
+    for (size_t p = 0; p < u->n_wanted; p++) {
+        size_t at = (size_t)((char *)u->wanted[p].values - from), n_bytes = u->wanted[p].n_elems * width;
+        memcpy(to + n, block + at, n_bytes);
+        memset(covered + at, 1, n_bytes);
+        n += n_bytes;
+    }
+    own->out->n_sums[one->unit] = n;
+    for (size_t i = 0; !t->in_place && i < u->n_bytes; i++) EXPECT(own->m, covered[i] || block[i] == 0x5a);
+    free(covered);
+}
+
+static void *exchange_main(void *arg) {
+    uint64_t number, tag;
+    const void *input;
+    void *output;
+    tagc_queue_next(arg, &number, &tag, &input, &output);
+    if (number) abort(); /* there are only units */
+    return NULL;
+}
+
+static char *take_block(const one_rank *own) {
+    return own->side == NO_DEVICE ? malloc(UNIT_BYTES) : fake_alloc(UNIT_BYTES);
+}
+
+static void open_device(one_rank *own) {
+    const trial *t = own->t;
+    char where[TAGC_WHERE_TEXT_BYTES];
+    tagc_runtime table;
+    if (tagc_runtime_bind(FAKE_CUDART, &table, where) != TAGC_OK) abort();
+    table.MemcpyAsync = between_copy;
+    table.GetDevice = between_device;
+    table.StreamWaitEvent = between_wait;
+    int ordinal = own->m->rank % FAKE_MAX_DEVICES;
+    if (tagc_device_create(&table, where, ordinal, &own->device) != TAGC_OK) abort();
+    real.SetDevice(ordinal);
+    if (t->refused) own->device->patience_ms = 100; /* of a probe that must run out of it */
+    if (own->side == KERNELS && t->refused) {
+        EXPECT(own->m,
+               tagc_kernels_create(own->device, harness_maker(), &own->kernels) == TAGC_ERR_UNSUPPORTED);
+        EXPECT(own->m, strstr(tagc_last_error(), t->refused) != NULL);
+    } else if (own->side == KERNELS &&
+               tagc_kernels_create(own->device, harness_maker(), &own->kernels) != TAGC_OK) {
+        abort();
+    }
+    if ((own->kernels ? tagc_queue_create_on(own->kernels, 2, &own->queue)
+                      : tagc_queue_create(own->device, 2, &own->queue)) != TAGC_OK)
+        abort();
+    EXPECT(own->m, own->device->calls_wait == (t->refused != NULL));
+    if (fake_stream(&own->stream)) abort();
+    if (!t->is_late && pthread_create(&own->thread, NULL, exchange_main, own->queue)) abort();
+}
+
+/* Two exchanges are encoded, as many as the queue has buffers, before anybody looks at the first one. */
+static void start_late(one_rank *own) {
+    if (!own->queue || !own->t->is_late) return;
+    for (unsigned n = 0; atomic_load(&own->queue->flags->in) != 2; n++) tagc_queue_pause(n);
+    EXPECT(own->m, atomic_load(&own->queue->flags->out) == 0);
+    if (pthread_create(&own->thread, NULL, exchange_main, own->queue)) abort();
+}
+
+/* Of the residuals of all units on the device; and of all else, there and pinned. */
+static uint64_t residual_bytes(const one_rank *own) {
+    uint64_t n = 0;
+    for (uint32_t unit = 0; unit < N_UNITS; unit++) {
+        const tagc_model_unit *u = &own->model->units[unit];
+        const tagc_store *store = NULL;
+        for (uint32_t p = 0; p < u->n_parts && !store; p++) store = tagc_store_of(u->parts[p].reducer);
+        n += store ? store->n_bytes : 0;
+    }
+    return n;
+}
+
+static uint64_t all_bytes(const one_rank *own) {
+    return own->queue ? tagc_kernels_bytes(own->kernels) + tagc_queue_pinned_bytes(own->queue) : 0;
+}
+
+static void open_rank(one_rank *own) {
+    const trial *t = own->t;
+    tagc_model_options o;
+    tagc_schedule_options so;
+    tagc_schedule_options_init(&so);
+    so.gentle = t->gentle;
+    so.sparsity = 0.8;
+    so.mild_sparsity = 0.4;
+    tagc_model_options_init(&o);
+    o.schedule = &so;
+    o.moment = TAGC_MOMENT_NONE;
+    o.output = t->output;
+    o.op = t->op;
+    o.gradient = t->gradient;
+    o.sum = t->sum;
+    o.residual = t->residual;
+    o.cut = t->cut;
+    o.summed = (uint64_t)t->summed;
+    o.result_format = t->result_format;
+    make_shapes(t, &own->s);
+    if (own->side != NO_DEVICE) open_device(own);
+    member *m = own->m;
+    tagc_status status =
+        own->queue ? tagc_model_create_on(own->queue, m->within, m->between, own->s.tensors, N_TENSORS, &o,
+                                          &own->model)
+                   : tagc_model_create(m->within, m->between, own->s.tensors, N_TENSORS, &o, &own->model);
+    EXPECT(m, status == TAGC_OK);
+    if (!own->model) return;
+    tagc_model_set_run(own->model, 42);
+    for (uint32_t unit = 0; unit < N_UNITS; unit++) {
+        unit_arrays *u = &own->units[unit];
+        u->n_bytes = UNIT_BYTES;
+        u->gradients = take_block(own);
+        u->sums = take_block(own);
+        place_pieces(own, unit, 0);
+        if (own->queue && t->prepares)
+            EXPECT(m, tagc_model_prepare_on(own->model, unit, u->given, u->n_given, u->wanted, u->n_wanted) ==
+                          TAGC_OK);
+    }
+}
+
+static void close_rank(one_rank *own) {
+    tagc_model_destroy(own->model);
+    if (own->queue) {
+        tagc_queue_close(own->queue);
+        pthread_join(own->thread, NULL);
+        tagc_queue_destroy(own->queue);
+        real.StreamSynchronize(own->stream);
+    }
+    for (uint32_t unit = 0; unit < N_UNITS; unit++)
+        for (int i = 0; i < 2; i++) {
+            char *block = i ? own->units[unit].sums : own->units[unit].gradients;
+            if (!block) continue;
+            if (own->side == NO_DEVICE)
+                free(block);
+            else
+                fake_free(block);
+        }
+    if (own->kernels) tagc_kernels_close(own->kernels);
+    if (own->device) tagc_device_close(own->device);
+}
+
+/* ---- steps ---- */
+
+static tagc_status begin_unit(one_rank *own, uint32_t unit, int step) {
+    const trial *t = own->t;
+    unit_arrays *u = &own->units[unit];
+    int is_event =
+        step == t->event_at && unit == 1 && own->m->rank == 1 % (own->m->w->n_hosts * own->m->w->n_places);
+    if (is_event && t->event == SAYS_FAILED)
+        return tagc_model_begin_failed(own->model, unit, TAGC_ERR_IO, "no gradient today");
+    tagc_piece given[MOST_PIECES]; /* with a device the list need not stay */
+    memcpy(given, u->given, sizeof given);
+    if (is_event && t->event == BAD_PIECE) given[0].n_elems = 1 << 20;
+    if (t->event == OTHER_WORD)
+        EXPECT(own->m, tagc_model_set_word(own->model, unit, 5 + (uint64_t)is_event) == TAGC_OK);
+    if (!own->queue)
+        return tagc_model_begin(own->model, unit, t->event == BAD_PIECE && is_event ? given : u->given,
+                                u->n_given, u->wanted, u->n_wanted);
+    return tagc_model_begin_on(own->model, unit, given, u->n_given, u->wanted, u->n_wanted, own->stream,
+                               t->waits);
+}
+
+/* As where its device fails: the other run says so by itself. */
+static int is_dead(const one_rank *own, uint32_t unit, int step) {
+    const trial *t = own->t;
+    return t->failing && own->m->rank == 0 && (step > t->event_at || (step == t->event_at && unit >= 1));
+}
+
+static void begin(one_rank *own, uint32_t unit, int step) {
+    trial *t = own->t;
+    kernel *work = &own->work[step][unit];
+    int fails = t->failing && !t->is_plain && step == t->event_at && unit == 1, rank = own->m->rank;
+    *work = (kernel){own, unit, step};
+    if (t->moves) place_pieces(own, unit, step);
+    if (own->queue)
+        fake_launch(own->stream, write_gradients, work);
+    else
+        write_gradients(work);
+    if (fails) pthread_barrier_wait(&t->barrier); /* no other rank calls the runtime meanwhile */
+    if (fails && rank) pthread_barrier_wait(&t->barrier);
+    if (fails && rank == 0) fake_fail(t->failing, t->nth, 700);
+    own->out->begun[step][unit] = t->is_plain && is_dead(own, unit, step)
+                                      ? tagc_model_begin_failed(own->model, unit, TAGC_ERR_DEVICE, "cuda")
+                                      : begin_unit(own, unit, step);
+    if (fails && rank == 0) pthread_barrier_wait(&t->barrier);
+    if (own->queue)
+        fake_launch(t->waits == TAGC_WAITS_FOR_RESULT ? own->stream : tagc_queue_stream(own->queue),
+                    read_sums, work);
+}
+
+static void end(one_rank *own, uint32_t unit, int step) {
+    outcome *out = own->out;
+    tagc_model_stats stats;
+    tagc_model_stats_init(&stats);
+    tagc_status *status = &out->begun[step][unit];
+    if (*status == TAGC_OK) *status = tagc_model_end(own->model, unit, &stats);
+    if (*status != TAGC_OK) {
+        snprintf(out->texts[step][unit], TAGC_ERROR_TEXT_BYTES, "%s", tagc_last_error());
+        return;
+    }
+    uint64_t sent[4] = {stats.n_bytes_sent, stats.n_bytes_received, stats.n_sent, stats.nonfinite};
+    memcpy(out->sent[step][unit], sent, sizeof sent);
+    if (!own->queue) read_sums(&own->work[step][unit]);
+    uint32_t n = tagc_model_n_parts(own->model, unit);
+    for (uint32_t p = 0; p < n; p++) {
+        tagc_model_part *part = &own->model->units[unit].parts[p];
+        double *squares = &out->squares[(unit * N_TENSORS + p) * 2];
+        if (part->n_full == 0) continue;
+        squares[0] = part->square;
+        EXPECT(own->m,
+               (part->is_there ? own->model->device->residual_square(part, &squares[1])
+                               : tagc_reducer_residual_square(part->reducer, &squares[1])) == TAGC_OK);
+    }
+    if (unit == 2 && n > out->most_parts) out->most_parts = n;
+}
+
+static void load_again(one_rank *own) {
+    outcome *out = own->out;
+    const void *file = out->state;
+    EXPECT(own->m, tagc_model_save(own->model, out->state, STATE_BYTES, &out->n_state) == TAGC_OK);
+    EXPECT(own->m, tagc_model_forget(own->model) == TAGC_OK);
+    EXPECT(own->m, tagc_model_load(own->model, &file, &out->n_state, 1) == TAGC_OK);
+}
+
+/* As if the schedule had decided it: tensors of unit 2 go on one by one, and back. */
+static void change_levels(one_rank *own, int step) {
+    enum { EACH = 5 };
+    if (step % EACH || step == 0) return;
+    for (uint32_t i = 2, k = 0; i < N_TENSORS; i += N_UNITS, k++) {
+        tagc_scheduled *p = &own->model->schedule->parameters[own->model->tensors[i].parameter];
+        int is_further = (step / EACH + (int)k) % 3;
+        p->now = p->next =
+            is_further ? (is_further == 1 ? TAGC_LEVEL_LARGEST : TAGC_LEVEL_LAST) : TAGC_LEVEL_EVERY;
+        p->share = p->next_share = is_further ? 0.25 : 1;
+    }
+    EXPECT(own->m, tagc_model_take_up(own->model) == TAGC_OK);
+}
+
+static void run_step(one_rank *own, int step) {
+    trial *t = own->t;
+    int is_other = t->event == OTHER_ORDER && step == t->event_at && own->m->rank == 1;
+    if (t->gentle) change_levels(own, step);
+    if (step == t->loads_at) load_again(own);
+    if (own->queue && (t->moves || t->waits != TAGC_WAITS_FOR_RESULT)) { /* else steps are pipelined, too */
+        real.StreamSynchronize(own->stream);
+        real.StreamSynchronize(tagc_queue_stream(own->queue));
+    }
+    for (uint32_t k = 0; k < N_UNITS; k++) begin(own, is_other && k > 0 ? N_UNITS - k : k, step);
+    start_late(own);
+    for (uint32_t unit = 0; unit < N_UNITS; unit++) {
+        int done = 0;
+        if (own->out->begun[step][unit] == TAGC_OK)
+            EXPECT(own->m, tagc_model_test(own->model, unit, &done) == TAGC_OK);
+        end(own, unit, step);
+    }
+    if (t->event == OTHER_ORDER && step == t->event_at)
+        return; /* the comm is broken for good, or a unit is */
+    if (!t->failing) EXPECT(own->m, tagc_model_step(own->model, 1.0) == TAGC_OK);
+    for (uint32_t i = 0; i < N_TENSORS; i++)
+        EXPECT(own->m, tagc_model_plan(own->model, i, &own->out->plans[step][i]) == TAGC_OK);
+}
+
+static void keep_residuals(one_rank *own) {
+    outcome *out = own->out;
+    for (uint32_t unit = 0; unit < N_UNITS; unit++) {
+        tagc_piece pieces[N_TENSORS];
+        size_t n = 0;
+        for (uint32_t i = unit; i < N_TENSORS; i += N_UNITS) {
+            out->residual[i] = calloc(own->s.n_elems[i], sizeof(float));
+            pieces[n++] = (tagc_piece){i, 0, own->s.n_elems[i], out->residual[i]};
+        }
+        EXPECT(own->m, tagc_model_get_residual(own->model, unit, pieces, n) == TAGC_OK);
+    }
+    EXPECT(own->m, tagc_model_save(own->model, out->state, STATE_BYTES, &out->n_state) == TAGC_OK);
+}
+
+static void body(member *m) {
+    trial *t = m->w->shared;
+    one_rank *own = calloc(1, sizeof *own);
+    *own = (one_rank){.m = m, .t = t, .out = outcomes[t->is_plain][m->rank]};
+    own->side = t->is_plain ? NO_DEVICE : t->sides[m->rank % 4];
+    begins = 1;
+    open_rank(own);
+    uint64_t n_residual = own->model ? residual_bytes(own) : 0, n_bytes = own->model ? all_bytes(own) : 0;
+    for (int step = 0; own->model && step < t->n_steps && !m->failure[0]; step++) {
+        run_step(own, step);
+        if (step == 0 && !t->prepares) n_bytes = all_bytes(own);
+        if (!t->moves && (t->prepares || !t->gentle))
+            EXPECT(m, all_bytes(own) == n_bytes); /* no step takes memory */
+    }
+    if (own->model)
+        EXPECT(m, residual_bytes(own) == n_residual); /* nor do parts that split and join, for these */
+    if (own->queue &&
+        (real.StreamSynchronize(own->stream) || real.StreamSynchronize(tagc_queue_stream(own->queue))))
+        EXPECT(m, t->failing != NULL);
+    if (own->model && !t->failing && t->event != OTHER_ORDER) keep_residuals(own);
+    close_rank(own);
+    free(own);
+}
+
+/* ---- both runs ---- */
+
+static int same(int element, const char *a, const char *b) {
+    for (uint64_t i = 0; i < UNIT_BYTES / tagc_element_bytes(element); i++) {
+        float x, y;
+        tagc_elements_read(a, element, i, 1, &x);
+        tagc_elements_read(b, element, i, 1, &y);
+        if (memcmp(&x, &y, sizeof x) != 0 && !(isnan(x) && isnan(y))) return 0;
+    }
+    return 1;
+}
+
+/* After a failure all sums are NaN on ranks with a device, but where nothing was enqueued. */
+static void check_void(const trial *t, int rank, int unit, const char *sums, size_t n_bytes) {
+    int is_own = unit == 1 && (t->event == SAYS_FAILED || t->event == BAD_PIECE) &&
+                 rank == 1 % (t->n_hosts * t->n_places);
+    float value;
+    if (is_own || t->sides[rank % 4] == NO_DEVICE || (t->failing && rank == 0)) return;
+    for (uint64_t i = 0; i < n_bytes / tagc_element_bytes(t->sum); i++) {
+        tagc_elements_read(sums, t->sum, i, 1, &value);
+        assert_true(isnan(value));
+    }
+}
+
+static void compare(const trial *t, int rank, const outcome *there, const outcome *here) {
+    for (int step = 0; step < t->n_steps; step++) {
+        for (int unit = 0; unit < N_UNITS; unit++) {
+            tagc_status a = there->begun[step][unit], b = here->begun[step][unit];
+            if (t->event == OTHER_ORDER &&
+                step == t->event_at) { /* of how many the others learn depends on time */
+                if (unit == 0) continue;
+                check_void(t, rank, unit, there->sums[step][unit], there->n_sums[unit]);
+                assert_true(a == TAGC_ERR_MISMATCH && b == TAGC_ERR_MISMATCH);
+                continue;
+            }
+            if (a != b)
+                fail_msg("seed %d, step %d, unit %d, rank %d: status %d (%s), not %d (%s)", (int)t->seed,
+                         step, unit, rank, a, there->texts[step][unit], b, here->texts[step][unit]);
+            if (a != TAGC_OK) {
+                check_void(t, rank, unit, there->sums[step][unit], there->n_sums[unit]);
+                continue;
+            }
+            if (!same(t->sum, there->sums[step][unit], here->sums[step][unit]))
+                fail_msg("seed %d, step %d, unit %d, rank %d: other sums", (int)t->seed, step, unit, rank);
+            if (memcmp(there->sent[step][unit], here->sent[step][unit], sizeof here->sent[step][unit]) != 0)
+                fail_msg("seed %d, step %d, unit %d, rank %d: other statistics", (int)t->seed, step, unit,
+                         rank);
+        }
+        for (int i = 0; i < N_TENSORS; i++) {
+            const tagc_schedule_plan *a = &there->plans[step][i], *b = &here->plans[step][i];
+            assert_true(a->level == b->level && a->format == b->format && a->block == b->block);
+            assert_true(fabs(a->sparsity - b->sparsity) < 1e-9);
+        }
+    }
+    int n_squares = 0;
+    for (int i = 0; i < N_UNITS * N_TENSORS * 2; i++) { /* sums in another order */
+        double a = there->squares[i], b = here->squares[i];
+        assert_true(fabs(a - b) <= 1e-12 * b);
+        n_squares += b > 0;
+    }
+    assert_true(!t->gentle || n_squares >= 4);
+    if (t->failing || t->event == OTHER_ORDER) return;
+    assert_int_equal(there->n_state, here->n_state);
+}
+
+/* With residuals, in the order of names; values of the last step. */
+static void compare_residuals(const trial *t, const outcome *there, const outcome *here) {
+    shapes s;
+    make_shapes(t, &s);
+    for (int i = 0; i < N_TENSORS; i++) {
+        if (there->residual[i] && here->residual[i])
+            assert_memory_equal(there->residual[i], here->residual[i], s.n_elems[i] * sizeof(float));
+        free(there->residual[i]);
+        free(here->residual[i]);
+    }
+}
+
+static uint32_t run(trial *t) {
+    char where[TAGC_WHERE_TEXT_BYTES];
+    int n_ranks = t->n_hosts * t->n_places;
+    uint32_t most_parts = 0;
+    for (int i = 0; i < 2; i++)
+        for (int r = 0; r < n_ranks; r++) outcomes[i][r] = calloc(1, sizeof(outcome));
+    t->is_plain = 1;
+    run_world(t->n_hosts, t->n_places, body, t);
+    t->is_plain = 0;
+    fake_reset(t->seed + 1, FAKE_MAX_DEVICES, FAKE_EAGER, 1);
+    fake_behave(t->manners ? t->manners : "");
+    harness_maker_configure(t->seed + 1, 1 + (unsigned)t->seed % 5);
+    n_foreign = 0;
+    assert_int_equal(tagc_runtime_bind(FAKE_CUDART, &real, where), TAGC_OK);
+    assert_int_equal(tagc_runtime_bind_driver(&real), TAGC_OK);
+    pthread_barrier_init(&t->barrier, NULL, (unsigned)n_ranks);
+    run_world(t->n_hosts, t->n_places, body, t);
+    pthread_barrier_destroy(&t->barrier);
+    tagc_runtime_unbind(&real);
+    if (fake_n_mistakes()) print_error("seed %d: %s\n%s\n", (int)t->seed, fake_mistake(0), fake_report());
+    assert_int_equal(fake_n_mistakes(), 0);
+    assert_int_equal(n_foreign, 0);
+    assert_int_equal(fake_n_device_blocks(), 0);
+    for (int r = 0; r < n_ranks; r++) {
+        compare(t, r, outcomes[0][r], outcomes[1][r]);
+        compare_residuals(t, outcomes[0][r], outcomes[1][r]);
+        most_parts = outcomes[0][r]->most_parts > most_parts ? outcomes[0][r]->most_parts : most_parts;
+    }
+    for (int i = 0; i < 2; i++)
+        for (int r = 0; r < n_ranks; r++) free(outcomes[i][r]);
+    return most_parts;
+}
+
+/* ---- tests ---- */
+
+static trial make_trial(uint64_t seed) {
+    static const int residuals[] = {TAGC_FORMAT_INT8, TAGC_FORMAT_FP32, TAGC_FORMAT_INT4},
+                     hosts[] = {2, 1, 4, 3};
+    int is_narrow = seed % 3 == 1;
+    return (trial){.seed = seed,
+                   .n_hosts = hosts[seed % 4],
+                   .n_places = 1,
+                   .n_steps = 3,
+                   .output = seed / 2 % 2 ? TAGC_OUTPUT_UNIT : TAGC_OUTPUT_SHARD,
+                   .op = seed % 5 ? TAGC_OP_AVG : TAGC_OP_SUM,
+                   .gradient = is_narrow       ? TAGC_ELEMENT_BF16
+                               : seed % 7 == 3 ? TAGC_ELEMENT_FP16
+                                               : TAGC_ELEMENT_FP32,
+                   .sum = is_narrow       ? TAGC_ELEMENT_BF16
+                          : seed % 7 == 3 ? TAGC_ELEMENT_FP16
+                                          : TAGC_ELEMENT_FP32,
+                   .residual = residuals[seed % 3],
+                   .cut = seed % 4 == 3 ? TAGC_CUT_FLAT : TAGC_CUT_ROWS,
+                   .result_format = seed / 2 % 2 && seed % 4 == 2 ? TAGC_FORMAT_INT8 : -1,
+                   .dense_only = seed % 2 == 0,
+                   .sides = {KERNELS, KERNELS, KERNELS, KERNELS},
+                   .in_place = seed / 3 % 2,
+                   .prepares = seed % 2,
+                   .waits = seed % 3 ? TAGC_WAITS_FOR_RESULT : TAGC_WAITS_FOR_NOTHING,
+                   .event_at = -1,
+                   .loads_at = -1,
+                   .manners = ""};
+}
+
+static void test_bits(void **state) {
+    static const char *const manners[] = {"", "all,depth=128", "late-flags,connections=2", "",
+                                          "blocking-alloc,lazy-loading"};
+    (void)state;
+    for (uint64_t seed = 0; seed < REPEATS(16, 6, 3); seed++) {
+        trial t = make_trial(seed);
+        t.manners = manners[seed % 5];
+        if (seed % 4 == 2) t.sides[1] = NO_KERNELS, t.sides[2] = NO_DEVICE; /* four ranks */
+        if (seed % 8 == 4) t.sides[0] = NO_KERNELS;
+        t.moves = seed % 6 == 5;
+        run(&t);
+    }
+}
+
+static void test_overlap(void **state) {
+    (void)state;
+    for (uint64_t seed = 16; seed < 20; seed++) {
+        trial t = make_trial(seed);
+        t.n_hosts = 2;
+        t.n_steps = 1;
+        t.dense_only = 0;
+        t.waits = TAGC_WAITS_FOR_NOTHING;
+        t.in_place = 0;
+        t.is_late = t.prepares = 1; /* else a begin would wait for those before it */
+        if (seed == 19) t.sides[0] = t.sides[1] = NO_KERNELS;
+        run(&t);
+    }
+}
+
+/* Where the caller adds up within hosts; and where the model does, on a queue without kernels. */
+static void test_two_levels(void **state) {
+    (void)state;
+    for (uint64_t seed = 20; seed < REPEATS(26, 23, 21); seed++) {
+        trial t = make_trial(seed);
+        t.n_hosts = t.n_places = 2;
+        t.summed = seed % 3 != 2;
+        t.in_place = t.in_place && t.summed;
+        t.output = seed % 2 ? TAGC_OUTPUT_HOST_SHARD : TAGC_OUTPUT_SHARD;
+        t.result_format = -1;
+        if (!t.summed)
+            for (int r = 0; r < 4; r++) t.sides[r] = r == 1 ? NO_DEVICE : NO_KERNELS;
+        run(&t);
+    }
+}
+
+/* Levels change, parts split and join, and the state is saved and loaded meanwhile. */
+static void test_schedule(void **state) {
+    uint32_t most_parts = 0;
+    (void)state;
+    if (REPEATS(0, 0, 1)) skip();
+    for (uint64_t seed = 30; seed < REPEATS(34, 32, 32); seed++) {
+        trial t = make_trial(seed);
+        t.n_hosts = 2;
+        t.gentle = 1;
+        t.dense_only = 0;
+        t.cut = TAGC_CUT_ROWS;
+        t.residual = seed % 2 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_INT8;
+        t.n_steps = 24; /* a window has 20 */
+        t.loads_at = 12;
+        t.sides[1] = seed % 2 ? NO_DEVICE : KERNELS;
+        t.manners = "late-flags";
+        uint32_t n = run(&t);
+        most_parts = n > most_parts ? n : most_parts;
+    }
+    assert_int_equal(most_parts, 3);
+}
+
+static void test_events(void **state) {
+    (void)state;
+    for (int i = SAYS_FAILED; i <= OVERFLOWS; i++)
+        for (uint64_t seed = 40; seed < 42; seed++) {
+            trial t = make_trial(seed + 2 * (uint64_t)i);
+            t.n_hosts = 2 + (int)seed % 2;
+            t.event = (incident)i;
+            t.event_at = 1;
+            if (i == OTHER_ORDER) t.n_steps = 2;
+            if (seed % 2) t.sides[i % 2] = NO_KERNELS;
+            run(&t);
+        }
+}
+
+static void test_failing_calls(void **state) {
+    static const struct {
+        const char *call;
+        int nth;
+    } calls[] = {{"MemcpyAsync", 1},       {"LaunchKernel", 2}, {"StreamWaitValue32", 1},
+                 {"MemcpyAsync", 3},       {"LaunchKernel", 4}, {"StreamWriteValue32", 2},
+                 {"StreamWaitValue32", 2}, {"EventRecord", 1}};
+    (void)state;
+    for (size_t c = 0; c < sizeof calls / sizeof *calls; c += REPEATS(1, 1, 3)) {
+        trial t = make_trial(60 + c);
+        t.n_hosts = 2;
+        t.failing = calls[c].call;
+        t.nth = calls[c].nth;
+        t.event_at = 1;
+        t.n_steps = 2;
+        t.waits = TAGC_WAITS_FOR_RESULT;
+        t.dense_only = 0;
+        run(&t);
+    }
+}
+
+/* Where launches or copies wait until they have run, kernels are refused, and the processor gives the same bits. */
+static void test_calls_that_wait(void **state) {
+    static const struct {
+        const char *manners, *variable, *refused;
+    } all[] = {{"launch-blocking", "0", "a debugger, a profiler or a sanitizer"},
+               {"copy-blocking", "", "a debugger, a profiler or a sanitizer"},
+               {"launch-blocking,copy-blocking,blocking-alloc", "", "a debugger"},
+               {"", "1", "CUDA_LAUNCH_BLOCKING is set in the environment"}};
+    (void)state;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        trial t = make_trial(70 + i);
+        t.n_hosts = 2;
+        t.manners = all[i].manners;
+        t.refused = all[i].refused;
+        setenv("CUDA_LAUNCH_BLOCKING", all[i].variable, 1);
+        run(&t);
+        unsetenv("CUDA_LAUNCH_BLOCKING");
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bits),
+        cmocka_unit_test(test_overlap),
+        cmocka_unit_test(test_two_levels),
+        cmocka_unit_test(test_schedule),
+        cmocka_unit_test(test_events),
+        cmocka_unit_test(test_failing_calls),
+        cmocka_unit_test(test_calls_that_wait),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
