@@ -209,8 +209,8 @@ TAGC_API tagc_status tagc_model_set_word(tagc_model *model, uint32_t unit, uint6
  * changes. */
 TAGC_API tagc_status tagc_model_ask(tagc_model *model, uint32_t unit, uint64_t word);
 
-/* Collective in effect. Sets by what the next sums of a unit are multiplied. Finite. Default 1, which it is on a device
- * and with TAGC_CUT_FLAT_ARRAYS. */
+/* Collective in effect. Sets by what the next sums of a unit are multiplied. Finite. Default 1, which it stays with
+ * TAGC_CUT_FLAT_ARRAYS. */
 TAGC_API tagc_status tagc_model_set_factor(tagc_model *model, uint32_t unit, double factor);
 
 /* Never blocks. Sets *done to 1 if _end would return at once, else to 0. */
