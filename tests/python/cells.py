@@ -8,6 +8,7 @@ rounded, and what a handle does beside another one must be what it does alone, b
 import contextlib
 import functools
 import gc
+import inspect
 import itertools
 
 import torch
@@ -17,6 +18,7 @@ from wrappers import HAS_FSDP1
 
 N, N_LAYERS, N_STEPS = 64, 3, 3
 EXACT, DEFAULT = {"sparsity": 0, "values": "fp32"}, {"sparsity": 0.9}
+TIMEOUT_S = 100.0  # of compress()
 TOLERANCE = 1e-5  # of a tensor's norm
 STRIDE = 3  # of sample(): it divides few numbers of cells that a name has
 SHAPES = {"1x2": 2, "2x2": 4}  # ranks per host x hosts -> ranks
@@ -86,10 +88,12 @@ def wrapped(kind, model, group=None):
         of_model = DeviceMesh.from_group(group, "cpu")
     else:
         of_model = mesh((n,), ("all",))
-    wrap = replicate if kind == "replicate" else fully_shard
+    wrap, name = (replicate if kind == "replicate" else fully_shard), "mesh"
+    if name not in inspect.signature(wrap).parameters:  # torch 2.9's replicate()
+        name = "device_mesh"
     for layer in [*model.layers, *filter(None, [model.spare])]:
-        wrap(layer, mesh=of_model)
-    wrap(model, mesh=of_model)
+        wrap(layer, **{name: of_model})
+    wrap(model, **{name: of_model})
     return model
 
 
@@ -105,7 +109,7 @@ def compress(kind, model, *optimizers, **options):
     import tagc.torch as tagc
 
     n = dist.get_world_size()
-    own = {"verbose": False, "layers": "all", "timeout_s": 100}
+    own = {"verbose": False, "layers": "all", "timeout_s": TIMEOUT_S}
     if kind == "between":
         own["between"] = mesh((2, n // 2), ("hosts", "within"))["hosts"]
     elif n > 2:

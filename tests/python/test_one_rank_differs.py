@@ -250,7 +250,8 @@ def fails_with_another_loss_scale(kind):
     one.step()
     if is_odd():
         one.handle.loss_scale(2.0)
-    one.backward(1)
+    for step in (1, 2):  # ranks of another place may learn of it in the next pass (IN_PARTS)
+        one.backward(step)
 
 
 def fails_with_older_residuals(kind):
@@ -262,7 +263,8 @@ def fails_with_older_residuals(kind):
         one.optimizer.step()
         states.append(one.handle.state_dict())
     one.handle.load_state_dict(states[0 if is_odd() else 1])
-    one.backward(2)
+    for step in (2, 3):  # likewise
+        one.backward(step)
 
 
 def fails_with_another_dtype(kind):
@@ -306,7 +308,7 @@ def leaves(point):
             ):  # before the second one DDP rebuilds its buckets, by torch's means
                 fail_or(None)
 
-        trained_with(fail, kind, EXACT | {"timeout_s": SOON_S}, n_steps=4)
+        trained_with(fail, kind, EXACT, n_steps=4)
 
     return job
 
@@ -315,7 +317,7 @@ def goes_on_after(point):
     """The rank drops that pass, and goes on with the next one."""
 
     def job(kind):
-        one, n_passes = Trained(kind, EXACT | {"timeout_s": SOON_S}), 0
+        one, n_passes = Trained(kind, EXACT), 0
 
         def after(i, x):
             if point == "backward" and n_passes == 2 and i == 1:
@@ -336,7 +338,7 @@ def goes_on_after(point):
 
 
 def closes_its_handle(kind):
-    one = Trained(kind, EXACT | {"timeout_s": SOON_S})
+    one = Trained(kind, EXACT)
     for step in range(N_STEPS):
         one.backward(step)
         one.optimizer.step()
@@ -345,7 +347,7 @@ def closes_its_handle(kind):
 
 
 def has_a_pass_less(kind):
-    one = Trained(kind, EXACT | {"timeout_s": SOON_S})
+    one = Trained(kind, EXACT)
     for step in range(N_STEPS - is_odd()):
         one.backward(step)
         one.optimizer.step()
@@ -355,7 +357,7 @@ def no_memory(nth):
     """The nth tensor that Python makes on that rank in the second pass cannot be made, whoever makes it."""
 
     def job(kind):
-        one, n_made, is_armed = Trained(kind, EXACT | {"timeout_s": SOON_S}), 0, False
+        one, n_made, is_armed = Trained(kind, EXACT), 0, False
 
         def scarce(make):
             def made(*arguments, **options):
@@ -387,7 +389,7 @@ def no_memory(nth):
 def micro_step_less(kind):
     """It exchanges at the first of two micro-steps, where the others exchange at the second, whose gathers
     of parameters are in its way."""
-    earlier_micro_step(kind, EXACT | {"timeout_s": SOON_S})
+    earlier_micro_step(kind, EXACT)
 
 
 LEAVES = {
@@ -469,6 +471,7 @@ def run_leaves(rank, world_size, cell):
     """Raises, for the test to read, what became of this rank. Its program ends with that, as a user's would:
     it closes its connections, and waits for nobody."""
     name, kind = cell
+    cells.TIMEOUT_S = SOON_S
     faulthandler.dump_traceback_later(0.8 * BOUND_S)  # what hangs
     raise RuntimeError(f"OUTCOME {json.dumps(outcome_of(LEAVES[name][0], kind))}")
 

@@ -57,7 +57,7 @@ class Whole(property):
     torch does that."""
 
     def __init__(self, name: str, how: How) -> None:
-        super().__init__(functools.partial(_whole, name, how))
+        super().__init__(lambda module: _whole(name, how, module))  # as in wrapper.py
         self.how = how
 
 

@@ -31,7 +31,7 @@ class Compressible(property):
     """A parameter whose module is compressed: reading it calls tagc's operator."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(functools.partial(_read, name))
+        super().__init__(lambda module: _read(name, module))  # torch 2.9 does not look into a partial
 
 
 def _read(name: str, module: Any) -> torch.Tensor:
