@@ -1,4 +1,4 @@
-/* Steps of the exchanges direct and dense, in one level and two, with a hostile peer: see reducer_peers.h. */
+/* Steps of the exchange direct, in one level and two, with a hostile peer: see reducer_peers.h. */
 #include "reducer_peers.h"
 
 /* ranks, of a host, elements, exchange, format, sparsity, output, residual, gradient, whether every body has a checksum, no lanes */
@@ -20,8 +20,8 @@ static const struct row {
     {4, 2, 2048, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT8, 0, TAGC_OUTPUT_HOST_SHARD, -1, 0, 0, 0},
     {4, 4, 2048, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 0, TAGC_OUTPUT_UNIT, -1, 0, 0, 0},
     {4, 2, 2048, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT4, 0.9, TAGC_OUTPUT_UNIT, -1, 0, 0, 1},
-    {3, 1, 1920, TAGC_EXCHANGE_DENSE, TAGC_FORMAT_FP32, 0, TAGC_OUTPUT_SHARD, -1, 0, 0, 0},
-    {3, 1, 1921, TAGC_EXCHANGE_DENSE, TAGC_FORMAT_BF16, 0, TAGC_OUTPUT_UNIT, -1, 0, 0, 0},
+    {3, 1, 1920, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 0, TAGC_OUTPUT_SHARD, -1, 0, 0, 0},
+    {3, 1, 1921, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_BF16, 0, TAGC_OUTPUT_UNIT, -1, 0, 0, 0},
 };
 
 static int find_case(int number, exchange_case *out) {

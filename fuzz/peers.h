@@ -24,7 +24,7 @@
 
 #if defined(__has_feature)
 #if __has_feature(memory_sanitizer)
-#include <sanitizer/msan_interface.h>
+void __msan_check_mem_is_initialized(const volatile void *bytes, size_t n); /* of the memory sanitizer */
 #define CHECK_WRITTEN(bytes, n) __msan_check_mem_is_initialized(bytes, n)
 #endif
 #endif

@@ -70,7 +70,7 @@ static void make_reducers(peers *all, int rank) {
     }
 }
 
-/* All are as in the first run: only numbers of steps go on. */
+/* All are as in the first run. */
 static void reset(reducer_peers *p, int rank) {
     for (int u = 0; u < N_UNITS; u++) {
         tagc_reducer *r = p->reducers[rank][u];

@@ -19,16 +19,13 @@ static const tagc_tensor tensors[N_TENSORS] = {{"a", shapes[0], 2, 0, TAGC_CLASS
                                                {"d", shapes[3], 2, 1, TAGC_CLASS_COMPRESSED}};
 
 static const struct kind {
-    int n_ranks, hostile, n_places, output, cut, exchange;
+    int n_ranks, hostile, n_places, output, cut, is_whole;
     int files; /* the kind whose files it loads, or -1: its own */
 } kinds[] = {
-    {3, 2, 1, TAGC_OUTPUT_UNIT, TAGC_CUT_ROWS, TAGC_EXCHANGE_DIRECT, -1},
-    {3, 2, 1, TAGC_OUTPUT_SHARD, TAGC_CUT_ROWS, TAGC_EXCHANGE_DIRECT, -1},
-    {3, 2, 1, TAGC_OUTPUT_UNIT, TAGC_CUT_FLAT, TAGC_EXCHANGE_DIRECT, -1},
-    {3, 2, 1, TAGC_OUTPUT_SHARD, TAGC_CUT_FLAT, TAGC_EXCHANGE_DENSE, -1},
-    {4, 3, 2, TAGC_OUTPUT_UNIT, TAGC_CUT_ROWS, TAGC_EXCHANGE_DIRECT, -1},
-    {4, 3, 2, TAGC_OUTPUT_SHARD, TAGC_CUT_FLAT, TAGC_EXCHANGE_DIRECT, -1},
-    {2, 0, 1, TAGC_OUTPUT_UNIT, TAGC_CUT_ROWS, TAGC_EXCHANGE_DIRECT, 0},
+    {3, 2, 1, TAGC_OUTPUT_UNIT, TAGC_CUT_ROWS, 0, -1}, {3, 2, 1, TAGC_OUTPUT_SHARD, TAGC_CUT_ROWS, 0, -1},
+    {3, 2, 1, TAGC_OUTPUT_UNIT, TAGC_CUT_FLAT, 0, -1}, {3, 2, 1, TAGC_OUTPUT_SHARD, TAGC_CUT_FLAT, 1, -1},
+    {4, 3, 2, TAGC_OUTPUT_UNIT, TAGC_CUT_ROWS, 0, -1}, {4, 3, 2, TAGC_OUTPUT_SHARD, TAGC_CUT_FLAT, 0, -1},
+    {2, 0, 1, TAGC_OUTPUT_UNIT, TAGC_CUT_ROWS, 0, 0},
 };
 enum { N_KINDS = sizeof kinds / sizeof *kinds };
 
@@ -73,8 +70,10 @@ static void make_model(peers *all, int rank) {
     options.moment = TAGC_MOMENT_SHORTENS;
     options.output = p->of->output;
     options.cut = p->of->cut;
-    options.exchange = p->of->exchange;
-    if (options.exchange == TAGC_EXCHANGE_DENSE) schedule.format = TAGC_FORMAT_BF16;
+    if (p->of->is_whole) {
+        schedule.sparsity = 0;
+        schedule.format = TAGC_FORMAT_BF16;
+    }
     require(tagc_model_create(p->within[rank], p->between[rank], tensors, N_TENSORS, &options,
                               &p->models[rank]) == TAGC_OK);
 }

@@ -16,8 +16,9 @@ sanitize=${SANITIZE:-address,undefined}
 clang=${CLANG:-$(command -v clang || command -v clang-14)} || { echo "fuzz: no clang" >&2; exit 2; }
 build=build-fuzz/${sanitize//,/-}
 options=()
-if [ "$sanitize" = memory ]; then # libuv, MPI, BLAS and jansson are not instrumented
+if [ "$sanitize" = memory ]; then # libuv, MPI, BLAS and jansson are not instrumented, nor are intrinsics seen through
     options=(-DTAGC_NATIVE=OFF -DTAGC_MPI=OFF -DTAGC_TRAINER=OFF -DTAGC_GPU=OFF)
+    export TAGC_CPU=scalar
 fi
 cmake -S . -B "$build" -G Ninja -DCMAKE_C_COMPILER="$clang" -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS="-O1 -g1" \
     -DTAGC_SANITIZE="$sanitize" "${options[@]}" >/dev/null
@@ -28,7 +29,7 @@ for name in "${names[@]}"; do
     corpus=build-fuzz/corpus/$name log=build-fuzz/$name.log
     mkdir -p "$corpus" "fuzz/seeds/$name"
     status=0
-    "$build/fuzz/fuzz_$name" -max_total_time="$seconds" -timeout=100 -rss_limit_mb=2048 -malloc_limit_mb=512 -max_len=4096 \
+    "$build/fuzz/fuzz_$name" -max_total_time="$seconds" -timeout=100 -rss_limit_mb=2048 -malloc_limit_mb=512 -max_len=4096 -len_control=10 \
         -print_final_stats=1 -artifact_prefix="build-fuzz/found/$name-" "$corpus" "fuzz/seeds/$name" >"$log" 2>&1 || status=$?
     echo "$name: $(sed -n 's/^stat::number_of_executed_units: *//p' "$log") inputs," \
         "$(sed -n 's/^stat::average_exec_per_sec: *//p' "$log") a second, $(ls "$corpus" | wc -l) kept," \

@@ -136,12 +136,6 @@ typedef struct tagc_model_options {
     /* 1: a tensor whose gradient is zero on this rank keeps what is not sent yet, as where sums of tensors that no rank used are
      * thrown away. Default 0. */
     uint64_t rests;
-    /* (n_tensors,), copied. Tensors with different numbers are never exchanged as one, as those that tensor parallelism replicates and
-     * those that it splits must not be: the former stay equal on its ranks. Default NULL: all numbers are 0. */
-    const uint32_t *apart;
-    /* tagc_format, FP32 or BF16, in which ranks of a host send each other gradients; they are added up in fp32. Default -1: FP32 if hosts
-     * send that, else BF16. */
-    int within_format;
     /* What messages call the model's exchanges; at most 95 bytes, more are cut. Copied. Default NULL: they name the unit and its first
      * tensor. */
     const char *name;
@@ -149,6 +143,9 @@ typedef struct tagc_model_options {
      * gives the host's sums of what ranks of its place get (tagc_model_owned of ranks h * L + place, for each host h), and AVG divides by the
      * number of hosts. Not with UNIT, where ranks of a host would need each other's sums: take HOST_SHARD. Default 0. */
     uint64_t summed;
+    /* (n_tensors,), copied. Tensors with different numbers are never exchanged as one, as those that tensor parallelism replicates and
+     * those that it splits must not be: the former stay equal on its ranks. Default NULL: all numbers are 0. */
+    const uint32_t *apart;
 } tagc_model_options;
 
 TAGC_API void tagc_model_options_init_sized(tagc_model_options *options, size_t struct_bytes);
@@ -212,7 +209,8 @@ TAGC_API tagc_status tagc_model_set_word(tagc_model *model, uint32_t unit, uint6
  * changes. */
 TAGC_API tagc_status tagc_model_ask(tagc_model *model, uint32_t unit, uint64_t word);
 
-/* Collective in effect. Sets by what the next sums of a unit are multiplied. Finite. Default 1. Not with TAGC_CUT_FLAT_ARRAYS. */
+/* Collective in effect. Sets by what the next sums of a unit are multiplied. Finite. Default 1, which it is on a device
+ * and with TAGC_CUT_FLAT_ARRAYS. */
 TAGC_API tagc_status tagc_model_set_factor(tagc_model *model, uint32_t unit, double factor);
 
 /* Never blocks. Sets *done to 1 if _end would return at once, else to 0. */

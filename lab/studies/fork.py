@@ -234,6 +234,8 @@ def draw(found, path):
         ]
         bits += [{"arm": name, "step": step, "bits": value} for step, value in row.get("bits_by_step", ())]
     names = [name for name in ARMS if name in {point["arm"] for point in gaps + bits}]
+    if not names:
+        return
     colours = dict(zip(ARMS, ("#222222", "#56b4e9", "#0072b2", "#009e73", "#8a8f98", "#d55e00", "#e69f00")))
     scale = alt.Scale(domain=names, range=[colours[name] for name in names])
     x = alt.X("step:Q", title="step").scale(domain=[0, steps])

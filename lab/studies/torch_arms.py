@@ -52,7 +52,9 @@ def _shard(model, **options):
 
 def _compressed(model, options):
     """Returns the model, and the handle where there are options."""
-    return model, tagc.torch.compress(model, verbose=False, **options) if options else None
+    return model, tagc.torch.compress(
+        model, verbose=False, **tagc.torch.grouped(options)
+    ) if options else None
 
 
 def _mesh(ranks_per_host):

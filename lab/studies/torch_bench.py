@@ -35,7 +35,7 @@ import tagc.local
 import tagc.torch
 from tagc.commands.info import torch_blas
 from tagc.torch.advise import survey
-from tagc.torch.schedule.options import Options
+from tagc.torch.schedule.options import Settings
 
 MODELS = {
     "tiny": Config(n_vocab=256, n_positions=64, n_embd=64, n_head=4, n_layer=2),
@@ -234,7 +234,7 @@ class Bench:
                 ("torch reduce_scatter bf16", lambda: found.torch_reduce(n, "bf16", False), 2 * share),
                 (
                     "tagc reduce-scatter fp32",
-                    lambda: found.reduce(n, Options(exchange="dense", mild="dense"), "dense"),
+                    lambda: found.reduce(n, Settings(exchange="dense", mild="dense"), "dense"),
                     4 * share,
                 ),
                 ("tagc all-to-all", lambda: found.all_to_all(n), 4 * share),

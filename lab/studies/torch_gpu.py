@@ -89,7 +89,7 @@ class Run:
         self.model = model
         if codec is not None:
             self.handle = tagc.torch.compress(
-                model, sparsity=0.95, threads=threads, verbose=False, codec=codec
+                model, sparsity=0.95, verbose=False, options=tagc.torch.Options(threads=threads, codec=codec)
             )
         groups = self.handle.param_groups() if self.handle else model.parameters()
         self.optimizer = torch.optim.AdamW(groups, lr=1e-3)

@@ -222,7 +222,8 @@ static arrays arrays_of(const tagc_model_place *m, const tagc_piece *gradients, 
 }
 
 static int overlaps(const arrays *a) {
-    return a->input < a->output + a->out_bytes && a->output < a->input + a->in_bytes;
+    uintptr_t input = (uintptr_t)a->input, output = (uintptr_t)a->output;
+    return input < output + a->out_bytes && output < input + a->in_bytes;
 }
 
 static int lie_alike(const tagc_piece *a, const tagc_piece *b, size_t n, const char *a_base,
@@ -372,7 +373,7 @@ static tagc_status make_ahead(tagc_model_place *m, tagc_unit **out) {
     tagc_unit_options options = {.struct_bytes = sizeof options,
                                  .what = label,
                                  .element = o->gradient,
-                                 .factor = 1,
+                                 .factor = u->factor,
                                  .n_parts = u->n_parts,
                                  .parts = l.parts,
                                  .n_input = a.in_bytes / tagc_element_bytes(o->gradient),
@@ -534,7 +535,7 @@ static void begin(tagc_model_unit *unit, void *stream, int waits) {
         a = arrays_of(m, unit->gradients, unit->n_gradients, unit->sums, unit->n_sums);
         if (!unit->is_there)
             status = make_copies(m);
-        else if (!m->ahead || !is_known(m, &a))
+        else if (!m->ahead || m->ahead->of.factor != unit->factor || !is_known(m, &a))
             status = make_for_pieces(m);
     }
     unit->ended = TAGC_ERR_STATE;
@@ -645,9 +646,9 @@ tagc_status tagc_model_prepare_on(tagc_model *model, uint32_t number, const tagc
     TAGC_TRY(tagc_unit_check_pieces(model, number, sums, n_sums, "sums", 1));
     tagc_model_unit *unit = &model->units[number];
     tagc_model_place *m = place_of(unit);
-    unit->gradients = gradients;
+    unit->gradients = tagc_pieces_of(gradients);
     unit->n_gradients = n_gradients;
-    unit->sums = sums;
+    unit->sums = tagc_pieces_of(sums);
     unit->n_sums = n_sums;
     tagc_status status = unit->is_there ? take_memory(m) : TAGC_OK;
     if (status == TAGC_OK) status = unit->is_there ? make_for_pieces(m) : remember(m);

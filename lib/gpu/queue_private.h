@@ -163,7 +163,7 @@ void tagc_there_destroy(const tagc_queue *queue, void *memory, size_t n_bytes); 
 tagc_status tagc_rooms_reserve(tagc_queue *queue, const rooms_needs *needs);
 /* Room i of a ticket, whose rests begin there. */
 gpu_room tagc_room_of(const ticket *one, uint32_t i, size_t at_here, size_t at_there);
-/* Makes all orders negative. */
+/* Makes the orders of exchanges that have not finished negative. */
 void tagc_rooms_stop(tagc_queue *queue);
 /* When all streams are through. */
 void tagc_rooms_destroy(tagc_queue *queue);

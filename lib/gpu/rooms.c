@@ -112,10 +112,13 @@ gpu_room tagc_room_of(const ticket *one, uint32_t i, size_t at_here, size_t at_t
                       .there = {of->there.head + at_head, of->there.rest + at_there}};
 }
 
-/* With the queue's lock. */
+/* With the queue's lock. What has finished may still be on its way to the device, which reads its orders. */
 void tagc_rooms_stop(tagc_queue *queue) {
+    unsigned is_unfinished = 0; /* a bit for each buffer */
+    for (uint64_t n = queue->n_finished + 1; n <= queue->n_enqueued; n++)
+        is_unfinished |= 1u << ticket_of(queue, n)->buffer;
     for (int b = 0; b < queue->n_buffers; b++)
-        for (uint32_t i = 0; i < queue->rooms.n_rooms; i++) {
+        for (uint32_t i = 0; (is_unfinished >> b & 1) && i < queue->rooms.n_rooms; i++) {
             char *head = queue->buffers[b].here.head + i * queue->rooms.head_bytes;
             *(tagc_orders *)(void *)head = (tagc_orders){.stop = {1, 1}, .is_void = 1};
         }

@@ -35,7 +35,6 @@ static int is_compressed(const tagc_model_part *part) {
 
 static int is_paper(const tagc_model_part *part) {
     int exchange = part->model->options.exchange;
-    if (part->model->within && part->model->n_hosts == 1) return 0; /* nothing leaves the host */
     return is_compressed(part) && (exchange == TAGC_EXCHANGE_SKETCH || exchange == TAGC_EXCHANGE_PACKED);
 }
 
@@ -227,7 +226,7 @@ static tagc_status lend_pinned(void *context, const void **lent) {
 
 static void take_pinned(void *context, size_t row, const float *sums) {
     const tagc_model_part *part = context;
-    size_t n = (size_t)(tagc_part_place_elems(part) / (uint64_t)part->model->n_hosts);
+    size_t n = (size_t)row_elems(part);
     float *to = part->sums + row * n;
     if (sums) memcpy(to, sums, n * sizeof *to);
     for (size_t i = 0; !sums && i < n; i++) to[i] = NAN;
@@ -296,6 +295,7 @@ void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *o) {
     o->result_sparsity = asked->result_sparsity;
 }
 
+/* Ranks of a host add up in fp32, and send each other fp32 if that is what hosts send, else bf16. */
 void tagc_part_host_options(const tagc_model_part *part, tagc_reducer_options *o) {
     const tagc_model *model = part->model;
     tagc_reducer_options_init(o);
@@ -303,9 +303,7 @@ void tagc_part_host_options(const tagc_model_part *part, tagc_reducer_options *o
     o->tag = tag_of(part);
     o->op = model->options.op;
     o->sparsity = 0;
-    o->format = model->options.within_format;
-    if (model->options.within_format < 0)
-        o->format = format_of(part) == TAGC_FORMAT_FP32 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
+    o->format = format_of(part) == TAGC_FORMAT_FP32 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
     o->gradient = reads_bf16(part) ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
     o->n_threads = model->options.n_threads;
 }
@@ -448,8 +446,8 @@ void tagc_unit_destroy_parts(tagc_model_part *parts, uint32_t n_parts) {
         if (parts[p].host_sum) tagc_reducer_release(parts[p].host_sum);
         tagc_reducer_destroy(parts[p].host_sum);
         tagc_memory_destroy(parts[p].resting);
-        tagc_memory_destroy(parts[p].set_aside);
         tagc_memory_destroy(parts[p].beyond);
+        tagc_memory_destroy(parts[p].set_aside);
     }
     tagc_memory_destroy(parts);
 }
@@ -750,7 +748,7 @@ tagc_status tagc_model_make_spread(tagc_model *model) {
 }
 
 /* The ranks of a host send each other the sums of their places, slice by slice. */
-static tagc_status spread(const tagc_model *model, const tagc_model_part *part, tagc_model_stats *stats) {
+static tagc_status spread(tagc_model *model, const tagc_model_part *part) {
     size_t width = tagc_element_bytes(model->options.sum), most = SPREAD_BYTES / width;
     uint64_t n_place = tagc_part_place_elems(part), own = (uint64_t)model->place * n_place;
     for (uint64_t at = 0, n; at < n_place; at += n) {
@@ -759,7 +757,6 @@ static tagc_status spread(const tagc_model *model, const tagc_model_part *part, 
         tagc_part_read_sums(part, own + at, n, model->spread);
         TAGC_TRY(tagc_comm_all_gather_as(model->within, TAGC_LEG_RESULT, model->spread, n * width, all,
                                          (size_t)model->n_places * n * width));
-        stats->n_bytes_within += n * width * (uint64_t)(model->n_places - 1);
         for (int place = 0; place < model->n_places; place++)
             if (place != model->place)
                 tagc_part_write(part, (uint64_t)place * n_place + at, n, model->options.sum,
@@ -780,7 +777,7 @@ static tagc_status end_exchange_of(tagc_model_unit *unit, tagc_model_stats *stat
         status =
             tagc_agree_over(model->within, status); /* ranks of another place may not know of a failure */
         for (uint32_t p = 0; p < unit->n_parts && status == TAGC_OK; p++)
-            status = spread(model, &unit->parts[p], stats);
+            status = spread(model, &unit->parts[p]);
     }
     for (uint32_t p = 0; p < unit->n_parts; p++) {
         tagc_status failure = settle_rest(&unit->parts[p], status == TAGC_OK);
@@ -884,8 +881,8 @@ tagc_status tagc_unit_exchange(tagc_model_unit *unit, tagc_status failure, const
     if (status != TAGC_OK) note(unit, status);
     if (unit->is_there) unit->model->device->add(unit);
     status = end_exchange_of(unit, &unit->stats);
-    if (unit->status != TAGC_OK) status = tagc_fail(unit->status, "%s", unit->text);
-    unit->ended = status;
+    if (status == TAGC_OK && unit->status != TAGC_OK) status = tagc_fail(unit->status, "%s", unit->text);
+    unit->ended = status; /* of all ranks: that of another word comes before the own failure */
     snprintf(unit->ended_text, sizeof unit->ended_text, "%s", status == TAGC_OK ? "" : tagc_last_error());
     return status;
 }
@@ -944,8 +941,9 @@ tagc_status tagc_model_set_word(tagc_model *model, uint32_t number, uint64_t wor
 tagc_status tagc_model_set_factor(tagc_model *model, uint32_t number, double factor) {
     TAGC_TRY(tagc_unit_check(model, number, "set_factor", 0));
     if (!isfinite(factor)) return tagc_fail(TAGC_ERR_ARGUMENT, "factor is %g, must be finite", factor);
-    if (model->options.cut == TAGC_CUT_FLAT_ARRAYS)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "set_factor: cut is FLAT_ARRAYS");
+    if (factor != 1 && (model->options.cut == TAGC_CUT_FLAT_ARRAYS || model->device))
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "set_factor: %s",
+                         model->device ? "the model is a device's" : "cut is FLAT_ARRAYS");
     model->units[number].factor = (float)factor;
     return TAGC_OK;
 }

@@ -15,15 +15,14 @@ static const tagc_model_options default_options = {.moment = TAGC_MOMENT_STAYS,
                                                    .sum = TAGC_ELEMENT_FP32,
                                                    .dense_format = TAGC_FORMAT_FP32,
                                                    .residual = -1,
-                                                   .within_format = -1,
                                                    .min_elems = TAGC_CLASS_MIN_ELEMS,
                                                    .n_threads = 1,
                                                    .exchange = TAGC_EXCHANGE_DIRECT,
                                                    .result_format = -1,
                                                    .result_sparsity = -1};
 static const tagc_sized options_struct = {"tagc_model_options", sizeof(tagc_model_options),
-                                          offsetof(tagc_model_options, summed) +
-                                              sizeof(uint64_t), /* the last field of version 0.3 */
+                                          offsetof(tagc_model_options, apart) +
+                                              sizeof(uint32_t *), /* the last field of version 0.3 */
                                           &default_options};
 
 void tagc_model_options_init_sized(tagc_model_options *options, size_t struct_bytes) {
@@ -47,12 +46,13 @@ static tagc_status check_options(const tagc_model_options *o, int n_places) {
     TAGC_TRY(check_choice("n_threads", o->n_threads, 1, 256));
     TAGC_TRY(check_choice("exchange", o->exchange, TAGC_EXCHANGE_SKETCH, TAGC_EXCHANGE_DIRECT));
     TAGC_TRY(check_choice("rests", (int)o->rests, 0, 1));
-    TAGC_TRY(check_choice("within_format", o->within_format, -1, TAGC_FORMAT_BF16));
     TAGC_TRY(check_choice("summed", (int)o->summed, 0, 1));
     if (o->summed && n_places > 1 && o->output == TAGC_OUTPUT_UNIT)
         return tagc_fail(
             TAGC_ERR_UNSUPPORTED,
             "summed with output UNIT: take HOST_SHARD, and send the host's ranks what each gets");
+    if (o->summed && o->cut == TAGC_CUT_FLAT_ARRAYS)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "summed with cut FLAT_ARRAYS, which are whole: take FLAT");
     if (o->residual != -1 && o->residual != TAGC_FORMAT_FP32 && o->residual != TAGC_FORMAT_INT8 &&
         o->residual != TAGC_FORMAT_INT4)
         return tagc_fail(TAGC_ERR_ARGUMENT, "residual is %d, must be -1, FP32, INT8 or INT4", o->residual);
@@ -68,8 +68,9 @@ static tagc_status check_options(const tagc_model_options *o, int n_places) {
     int is_paper = o->exchange == TAGC_EXCHANGE_SKETCH || o->exchange == TAGC_EXCHANGE_PACKED;
     if (o->paper && !is_paper)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "paper is set, but exchange is none of the paper's");
-    if (is_paper && o->residual > TAGC_FORMAT_FP32)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is one of the paper's, which have residual FP32");
+    if (is_paper && (n_places > 1 || o->residual > TAGC_FORMAT_FP32))
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "exchange is one of the paper's, which have one rank per host and residual FP32");
     return TAGC_OK;
 }
 
@@ -198,7 +199,7 @@ static tagc_status compare(tagc_model *model) {
     int choices[] = {o->moment,        o->output,           o->op,          o->dense_format, o->residual,
                      o->exchange,      s->gentle,           s->fresh,       o->rests,        (int)s->format,
                      o->result_format, (int)s->mild_format, model->n_hosts, model->n_places, o->cut,
-                     o->block,         (int)o->summed,      o->within_format};
+                     o->block,         (int)o->summed};
     double numbers[] = {s->sparsity, s->mild_sparsity, s->short_beta1, o->result_sparsity};
     uint64_t sum = mix(0, choices, sizeof choices);
     sum = mix(sum, numbers, sizeof numbers);

@@ -569,6 +569,7 @@ static void test_option_arguments(void **state) {
     assert_int_equal(tagc_comm_all_gather(comm, NULL, 4, gathered, 8), TAGC_ERR_ARGUMENT);
     assert_int_equal(tagc_comm_all_gather(comm, &value, 4, NULL, 8), TAGC_ERR_ARGUMENT);
     assert_int_equal(tagc_comm_all_gather(comm, &value, SIZE_MAX / 2, gathered, 8), TAGC_ERR_ARGUMENT);
+    assert_non_null(strstr(tagc_last_error(), "n_bytes is "));
     static const size_t wrong[] = {0, 4, 7, 9, 12};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         assert_int_equal(tagc_comm_all_gather(comm, &value, 4, gathered, wrong[i]), TAGC_ERR_ARGUMENT);

@@ -234,6 +234,37 @@ static void calls_in_a_wrong_order(void **state) {
     run_world(2, 1, calls_body, NULL);
 }
 
+/* A factor that is none changes nothing; another one is that of every residual. */
+static void scale_body(member *m) {
+    static const double wrong[] = {0, -1, (double)NAN, (double)INFINITY};
+    own_arrays *a = calloc(1, sizeof *a);
+    tagc_model *model = make_model(m, 1);
+    float before[N] = {0}, after[N] = {0};
+    tagc_piece read_before = {0, 0, N, before}, read_after = {0, 0, N, after};
+    int n_kept = 0;
+    if (!model) return;
+    check_right(m, model, a);
+    EXPECT(m, tagc_model_get_residual(model, 0, &read_before, 1) == TAGC_OK);
+    for (int i = 0; i < N; i++) n_kept += before[i] != 0;
+    EXPECT(m, n_kept > N / 4);
+    for (size_t k = 0; k < sizeof wrong / sizeof *wrong; k++) {
+        EXPECT(m, tagc_model_scale(model, wrong[k]) == TAGC_ERR_ARGUMENT);
+        EXPECT(m, tagc_model_get_residual(model, 0, &read_after, 1) == TAGC_OK);
+        EXPECT(m, memcmp(before, after, sizeof before) == 0);
+    }
+    EXPECT(m, tagc_model_scale(model, 4) == TAGC_OK);
+    EXPECT(m, tagc_model_get_residual(model, 0, &read_after, 1) == TAGC_OK);
+    for (int i = 0; i < N; i++) EXPECT(m, after[i] == 4 * before[i]);
+    tagc_model_destroy(model);
+    free(a);
+}
+
+static void residuals_follow_a_scale(void **state) {
+    (void)state;
+    run_world(2, 1, scale_body, NULL);
+    run_world(2, 2, scale_body, NULL);
+}
+
 /* ---- what ranks were made with ---- */
 
 static void made_body(member *m) {
@@ -338,8 +369,9 @@ static void lists_that_are_no_flats(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_argument_of_one_rank), cmocka_unit_test(what_is_not_finite),
-        cmocka_unit_test(units_in_another_order),  cmocka_unit_test(calls_in_a_wrong_order),
-        cmocka_unit_test(ranks_that_differ),       cmocka_unit_test(lists_that_are_no_flats),
+        cmocka_unit_test(units_in_another_order),  cmocka_unit_test(residuals_follow_a_scale),
+        cmocka_unit_test(calls_in_a_wrong_order),  cmocka_unit_test(ranks_that_differ),
+        cmocka_unit_test(lists_that_are_no_flats),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

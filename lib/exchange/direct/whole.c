@@ -192,6 +192,7 @@ static void add_piece(const chunk_work *w, size_t at, size_t n) {
     float widened[PIECE_ELEMS], own[PIECE_ELEMS], *out = w->out + at;
     int divides_first = is_divided_first(r);
     read_own(w, at, own, n);
+    memset(out, 0, n * sizeof *out); /* so that zeros add up to 0, and not to -0 */
     for (size_t q = 0; q < n_ranks; q++) {
         size_t arrived = buffer + q * d->chunk + at;
         const float *from = own;
@@ -205,11 +206,7 @@ static void add_piece(const chunk_work *w, size_t at, size_t n) {
             for (size_t i = 0; i < n; i++) widened[i] = from[i] * r->scale;
             from = widened;
         }
-        if (q == 0)
-            for (size_t i = 0; i < n; i++)
-                out[i] = from[i] + 0.0f; /* of zeros alone the sum is 0, and not -0 */
-        else
-            tagc_sum_add(out, from, n);
+        tagc_sum_add(out, from, n);
     }
     int is_rounded_later = is_half(r) && tagc_direct_has_results(r);
     if (!is_rounded_later && !divides_first) scale(r, out, n);

@@ -12,6 +12,7 @@ A folder has one of each model, by its number in the order in which they began t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pathlib
@@ -287,6 +288,8 @@ class Checkpoints:
 
     def _on_dcp_save(self, *_: Any, **named: Any) -> None:
         if (path := _dcp_path(named.get("checkpoint_id"), named.get("storage_writer"))) is not None:
+            with contextlib.suppress(OSError):  # residuals.save() says so
+                pathlib.Path(path).mkdir(parents=True, exist_ok=True)  # async_save() makes it later
             for residuals in self._models:
                 residuals.save(path)
 

@@ -264,22 +264,7 @@ def _prepare(
     about_all = mine["versions"] | mine["options"] | {"classes": zlib.crc32(repr(rows).encode())}
     wrapper.connect(handle, given_s, about_all, staging is None)
     if optimizer is not None:
-        try:
-            try:
-                handle.adapt(optimizer)
-            except Exception as problem:
-                failure = problem
-            nothing: dict[str, Any] = {
-                "versions": {},
-                "options": {},
-                "rows": [],
-                "fresh": None,
-                "about host": None,
-            }
-            _agree(groups, nothing, failure, settings.timeout_s, "")
-        except BaseException:
-            handle.close()
-            raise
+        _adapt_together(handle, optimizer, groups, failure)
     handle.state.is_verbose = verbose
     if wrapper.speaks and internals.version() > internals.NEWEST:
         newest = ".".join(map(str, internals.NEWEST))
@@ -290,6 +275,22 @@ def _prepare(
     if verbose and wrapper.speaks:
         say(_introduction(handle, wrapper, rows, named, abouts, cluster, staging, is_fresh))
     return handle, wrapper
+
+
+def _adapt_together(
+    handle: Compressed, optimizer: Any, groups: list[dist.ProcessGroup | None], failure: Exception | None
+) -> None:
+    """Adapts the optimizer, or closes the handle on all ranks if one of them cannot. Collective."""
+    nothing: dict[str, Any] = {"versions": {}, "options": {}, "rows": [], "fresh": None, "about host": None}
+    try:
+        try:
+            handle.adapt(optimizer)
+        except Exception as problem:
+            failure = problem
+        _agree(groups, nothing, failure, handle.state.options.timeout_s, "")
+    except BaseException:
+        handle.close()
+        raise
 
 
 def _introduction(

@@ -350,6 +350,7 @@ static void open_rank(one_rank *own) {
                    : tagc_model_create(m->within, m->between, own->s.tensors, N_TENSORS, &o, &own->model);
     EXPECT(m, status == TAGC_OK);
     if (!own->model) return;
+    if (t->seed % 4 == 1) EXPECT(m, tagc_model_set_factor(own->model, 0, 0.3) == TAGC_OK);
     tagc_model_set_run(own->model, 42);
     for (uint32_t unit = 0; unit < N_UNITS; unit++) {
         unit_arrays *u = &own->units[unit];
@@ -505,6 +506,15 @@ static void run_step(one_rank *own, int step) {
         EXPECT(own->m, tagc_model_plan(own->model, i, &own->out->plans[step][i]) == TAGC_OK);
 }
 
+/* All ask with one word; then one of them with another. */
+static void ask(one_rank *own) {
+    member *m = own->m;
+    int is_alone = m->w->n_hosts == 1;
+    EXPECT(m, tagc_model_ask(own->model, 1, 7) == TAGC_OK);
+    tagc_status status = tagc_model_ask(own->model, 1, 7 + (uint64_t)(m->host == 1));
+    EXPECT(m, status == (is_alone ? TAGC_OK : TAGC_ERR_MISMATCH));
+}
+
 static void keep_residuals(one_rank *own) {
     outcome *out = own->out;
     for (uint32_t unit = 0; unit < N_UNITS; unit++) {
@@ -538,7 +548,10 @@ static void body(member *m) {
     if (own->queue &&
         (real.StreamSynchronize(own->stream) || real.StreamSynchronize(tagc_queue_stream(own->queue))))
         EXPECT(m, t->failing != NULL);
-    if (own->model && !t->failing && t->event != OTHER_ORDER) keep_residuals(own);
+    if (own->model && !t->failing && t->event != OTHER_ORDER) {
+        ask(own);
+        keep_residuals(own);
+    }
     close_rank(own);
     free(own);
 }
@@ -806,7 +819,78 @@ static void test_calls_that_wait(void **state) {
     }
 }
 
-int main(void) {
+/* What a device cannot do is said when the model is made, by name. */
+static void expect_refused(one_rank *own, const tagc_model_options *o, const char *words) {
+    member *m = own->m;
+    tagc_model *model = (tagc_model *)1;
+    tagc_status status =
+        tagc_model_create_on(own->queue, m->within, m->between, own->s.tensors, N_TENSORS, o, &model);
+    EXPECT(m, status == TAGC_ERR_UNSUPPORTED && !model);
+    EXPECT(m, strstr(tagc_last_error(), words) != NULL);
+}
+
+static void refusals_body(member *m) {
+    trial t = make_trial(1);
+    one_rank *own = calloc(1, sizeof *own);
+    tagc_model_options o;
+    tagc_model *here;
+    *own = (one_rank){.m = m, .t = &t, .side = KERNELS};
+    begins = 1;
+    make_shapes(&t, &own->s);
+    open_device(own);
+    tagc_model_options_init(&o);
+    expect_refused(own, &o, "kernels do not add up within a host");
+    o.summed = 1;
+    o.output = TAGC_OUTPUT_UNIT;
+    expect_refused(own, &o, "summed with output UNIT");
+    o.output = TAGC_OUTPUT_SHARD;
+    o.rests = 1;
+    expect_refused(own, &o, "rests needs a queue without kernels");
+    o.rests = 0;
+    o.cut = TAGC_CUT_FLAT_ARRAYS;
+    expect_refused(own, &o, "FLAT_ARRAYS");
+    o.cut = TAGC_CUT_ROWS;
+    EXPECT(m, tagc_model_create_on(own->queue, m->within, m->between, own->s.tensors, N_TENSORS, &o,
+                                   &own->model) == TAGC_OK);
+    EXPECT(m, tagc_model_create(m->within, m->between, own->s.tensors, N_TENSORS, &o, &here) == TAGC_OK);
+    EXPECT(m, tagc_model_begin(own->model, 0, NULL, 0, NULL, 0) == TAGC_ERR_STATE);
+    EXPECT(m, strstr(tagc_last_error(), "tagc_model_begin_on") != NULL);
+    EXPECT(m, tagc_model_begin_on(here, 0, NULL, 0, NULL, 0, own->stream, 0) == TAGC_ERR_STATE);
+    EXPECT(m, tagc_model_prepare_on(here, 0, NULL, 0, NULL, 0) == TAGC_ERR_STATE);
+    EXPECT(m, tagc_model_begin_on(own->model, 0, NULL, 0, NULL, 0, own->stream, 0) == TAGC_OK); /* zeros */
+    EXPECT(m, tagc_model_begin_on(own->model, 0, NULL, 0, NULL, 0, own->stream, 0) == TAGC_ERR_STATE);
+    EXPECT(m, tagc_model_end(own->model, 0, NULL) == TAGC_OK);
+    float value = 0;
+    uint64_t first, n;
+    for (uint32_t i = 0; i < N_TENSORS; i += N_UNITS) { /* another place has that gradient */
+        EXPECT(m, tagc_model_owned(own->model, 1 - m->place, i, &first, &n) == TAGC_OK);
+        tagc_piece piece = {i, first, 1, &value};
+        if (n == 0) continue;
+        EXPECT(m, tagc_model_begin_on(own->model, 0, &piece, 1, NULL, 0, own->stream, 0) == TAGC_OK);
+        EXPECT(m, tagc_model_end(own->model, 0, NULL) == TAGC_ERR_ARGUMENT);
+        EXPECT(m, strstr(tagc_last_error(), "are not all of place") != NULL);
+    }
+    tagc_model_destroy(here);
+    close_rank(own);
+    free(own);
+}
+
+static void test_refusals(void **state) {
+    char where[TAGC_WHERE_TEXT_BYTES];
+    (void)state;
+    fake_reset(9, FAKE_MAX_DEVICES, FAKE_EAGER, 1);
+    harness_maker_configure(9, 1);
+    assert_int_equal(tagc_runtime_bind(FAKE_CUDART, &real, where), TAGC_OK);
+    assert_int_equal(tagc_runtime_bind_driver(&real), TAGC_OK);
+    run_world(1, 2, refusals_body, NULL);
+    tagc_runtime_unbind(&real);
+    if (fake_n_mistakes()) print_error("%s\n", fake_mistake(0));
+    assert_int_equal(fake_n_mistakes(), 0);
+    assert_int_equal(fake_n_device_blocks(), 0);
+}
+
+/* <program> [pattern of tests] */
+int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bits),
         cmocka_unit_test(test_overlap),
@@ -815,6 +899,8 @@ int main(void) {
         cmocka_unit_test(test_events),
         cmocka_unit_test(test_failing_calls),
         cmocka_unit_test(test_calls_that_wait),
+        cmocka_unit_test(test_refusals),
     };
+    if (argc == 2) cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from tagc.torch import Error
 
-LOSSLESS = {"sparsity": 0, "values": "fp32", "mild": "fp32", "mild_sparsity": 0, "verbose": False}
+LOSSLESS = {"sparsity": 0, "values": "fp32", "verbose": False}
 # 2 bits would tell DDP's buckets apart, which it makes anew
 LOSSY = {"sparsity": 0.9, "values": "fp32", "verbose": False}
 

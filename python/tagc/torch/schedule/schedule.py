@@ -124,9 +124,10 @@ class Schedule:
         options = lib.initialised(lib.ModelOptions, "tagc_model_options_init")
         fields = _fields_of(self._options, self._is_fresh)
         options.schedule = ctypes.pointer(fields)
-        # of dense, nothing in the class COMPRESSED is asked for
-        options.exchange = lib.EXCHANGES.get(self._options.exchange, lib.EXCHANGES["direct"])
-        options.n_threads = self._options.threads or 1
+        options.exchange, options.n_threads = (
+            lib.EXCHANGES.get(self._options.exchange, lib.EXCHANGES["direct"]),  # of dense, nothing is
+            self._options.threads or 1,
+        )
         if dtype == torch.bfloat16:
             options.dense_format = lib.FORMATS["bf16"]
         options.residual = self._options.stored().get("residual", -1)
