@@ -195,9 +195,9 @@ static uint64_t mix(uint64_t sum, const void *bytes, size_t n_bytes) {
 static tagc_status compare(tagc_model *model) {
     const tagc_model_options *o = &model->options;
     const tagc_schedule_options *s = &model->schedule_options;
-    int choices[] = {o->moment,        o->output,           o->op,          o->dense_format, o->residual,
-                     o->exchange,      s->gentle,           s->fresh,       o->rests,        (int)s->format,
-                     o->result_format, (int)s->mild_format, model->n_hosts, model->n_places, o->cut,
+    int choices[] = {o->moment,        o->output,           o->op,           o->dense_format, o->residual,
+                     o->exchange,      s->gentle,           s->fresh,        o->rests,        (int)s->format,
+                     o->result_format, (int)s->mild_format, model->n_hosts,  model->n_places, o->cut,
                      o->block,         (int)o->summed,      o->within_format};
     double numbers[] = {s->sparsity, s->mild_sparsity, s->short_beta1, o->result_sparsity};
     uint64_t sum = mix(0, choices, sizeof choices);
