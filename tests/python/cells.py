@@ -88,12 +88,12 @@ def wrapped(kind, model, group=None):
         of_model = DeviceMesh.from_group(group, "cpu")
     else:
         of_model = mesh((n,), ("all",))
-    wrap, name = (replicate if kind == "replicate" else fully_shard), "mesh"
-    if name not in inspect.signature(wrap).parameters:  # torch 2.9's replicate()
-        name = "device_mesh"
+    wrap = replicate if kind == "replicate" else fully_shard
+    # torch 2.9's replicate() takes none of one dimension, and all ranks by default
+    over = {"mesh": of_model} if "mesh" in inspect.signature(wrap).parameters else {}
     for layer in [*model.layers, *filter(None, [model.spare])]:
-        wrap(layer, **{name: of_model})
-    wrap(model, **{name: of_model})
+        wrap(layer, **over)
+    wrap(model, **over)
     return model
 
 

@@ -201,7 +201,7 @@ def fields_of(part, dtype):
 
     if part.kind == "dense":
         return dict(exchange=lib.EXCHANGES["direct"], format=lib.FORMATS["fp32"], sparsity=0.0)
-    few = {"compressed": ("fp32", 0.5), "mild": ("int4", 0.75)}[part.kind]
+    few = {"compressed": ("fp32", 0.0), "mild": ("int4", 0.75)}[part.kind]
     return dict(exchange=lib.EXCHANGES["direct"], format=lib.FORMATS[few[0]], sparsity=few[1])
 
 
@@ -236,7 +236,8 @@ def reduced(way, layout, source, target, steps=2):
         unit.reduce(way, layout, given, into, dist.ReduceOp.AVG, step=step)()
         results.append(into.clone())
     residuals = list(unit.residuals_on_the_wire().values())
-    dtypes = {exchange.reducer.dtype for exchange in unit._exchanges if exchange.part.kind != "dense"}
+    # what travels whole is read as fp32
+    dtypes = {exchange.reducer.dtype for exchange in unit._exchanges if exchange.part.kind == "mild"}
     unit.close()
     return results, residuals, dtypes
 

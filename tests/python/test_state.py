@@ -802,7 +802,8 @@ def load_changed(rank, world_size, old_size, folder, kind, stored, shape):
     plain = run.handle.state_dict()
     second = Run(kind, options=options, **shape)
     model = second.states()["model"]
-    with pytest.raises(BaseException, match="Missing key.*tagc.rank|handle.at") as raised:  # DCP's own is no Exception
+    # DCP's own is no Exception
+    with pytest.raises(BaseException, match="Missing key.*tagc.rank|handle.at") as raised:
         dcp.load({"tagc": second.handle}, checkpoint_id=f"{folder}/dcp")
     assert isinstance(raised.value, tagc.Error) == (old_size > world_size)
     dcp.load({"model": model, "tagc": second.handle.at(f"{folder}/dcp")}, checkpoint_id=f"{folder}/dcp")
