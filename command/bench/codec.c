@@ -190,7 +190,7 @@ static void report(codec_table *c, const setting *s, int n_flats, const tagc_cod
                   is_direct && o->format > TAGC_FORMAT_BF16 ? json_integer(o->block) : json_null(), "n_sent",
                   json_integer((json_int_t)(r->n_sent + 0.5)), "n_union",
                   r->n_union > 0 ? json_integer((json_int_t)r->n_union) : json_null(), "n_returned",
-                  r->n_returned > 0 ? json_integer((json_int_t)r->n_returned) : json_null());
+                  is_direct && r->n_returned > 0 ? json_integer((json_int_t)r->n_returned) : json_null());
     add_entry(c, what, sparsity, n_flats, r, about);
 }
 

@@ -45,10 +45,10 @@ WITHOUT["to work on libtagc"] = [
 # A little above what there is: whoever adds more says so here. The core of tagc.torch is to come to 9,500,
 # and the annexes to 7,500.
 LIMITS = {
-    "core of tagc.torch": 14_400,
+    "core of tagc.torch": 14_600,
     "annexes together": 12_700,
-    "to work on libtagc": 24_200,
-    "to work on compress()": 13_900,
+    "to work on libtagc": 24_300,
+    "to work on compress()": 14_150,
     "bytes of lab/results/": 1_062_000,
 }
 
