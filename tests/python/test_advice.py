@@ -658,7 +658,9 @@ def test_the_rate_of_a_link(monkeypatch):
         run()
         return 0.01 + 3 * sizes[-1] / 5e6
 
-    monkeypatch.setattr(command.lib, "call", lambda name, handle, mine, n_bytes, into: sizes.append(n_bytes))
+    monkeypatch.setattr(
+        command.lib, "call", lambda name, handle, mine, n_bytes, into, n_into: sizes.append(n_bytes)
+    )
     monkeypatch.setattr(command, "_slowest", slowest)
     latency_s, bytes_per_s = command.measure_link(SimpleNamespace(handle=None), None, 3)
     assert latency_s == pytest.approx(0.01, rel=1e-3) and bytes_per_s == pytest.approx(5e6, rel=1e-3)

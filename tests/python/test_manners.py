@@ -52,10 +52,10 @@ def train(kind, rank, device=None):
     handle.synchronize()
     parameters = [local(parameter.detach()).clone() for parameter in model.parameters()]
     residuals = next(iter(handle.state_dict().values()))["residuals"]
-    keys = ["n_elems", "n_compressed", "sparsity"]
-    if kind != "ddp":  # in CPU memory its ranks agree by no messages of their own
-        keys.append("bytes_sent")
-    stats = {key: handle.stats()[key] for key in keys}
+    found = handle.stats()
+    stats = {key: found[key] for key in ("n_elems", "n_compressed", "sparsity")}
+    # in CPU memory ranks agree by no messages of their own
+    stats["bytes"] = {leg: n for leg, n in found["bytes_by_leg"].items() if leg != "control"}
     codec = handle.codec
     handle.close()
     return losses, parameters, residuals, stats, codec

@@ -235,6 +235,9 @@ class Device:
         yield
         self._current = before
 
+    def goes_alone(self, unit, group, tensor):
+        return False
+
     def exchange(self, unit, group, source, target, op, find_layout, waits=1, may_last=False):
         number = len(self.encodings)
         self._out.deps |= self._current.deps
@@ -275,7 +278,7 @@ def test_a_unit_is_encoded_while_the_one_before_travels(kind, monkeypatch):
         reduce_scatter_stream=device.scatter,
         comms=[None, None, None],
     )
-    module = types.SimpleNamespace(group=group, layout=None, shard_layout=None)
+    module = types.SimpleNamespace(group=group, layout=lambda *_: None, shard_layout=lambda *_: None)
     if kind == "reduce-scatter":
         hook = fsdp2.Arrival(device)
         scatter = fsdp2.ReduceScatter(device, None, module, hook)

@@ -8,7 +8,7 @@
  * Sums are the same bits as on the path of fragments (direct.c), which ranks take together where one of them has its arrays on a
  * device, or a residual. The two share their rounds, so ranks that take different ones notice it at the first message.
  *
- * Memory of a step: | chunks in progress, in the formats of wire and output |. */
+ * Memory of a step: | chunks in progress, in the formats of wire and output |: depth of them, the smaller of DEPTH and all. */
 #include "codec/bf16.h"
 #include "codec/sum.h"
 #include "core/clock.h"
@@ -36,10 +36,10 @@ typedef struct whole {
     size_t chunk;         /* elements of a shard that travel at a time */
     size_t n_added;       /* chunks, in the step under way */
     tagc_message *moving; /* (DEPTH, 2): in, and out where sums are sent back */
-    char *sent;           /* (DEPTH, W, chunk) in the wire's format, unless the gradient is in it */
-    char *arrived;        /* (DEPTH, W, chunk) as well */
-    uint16_t *sums_sent;  /* (DEPTH, chunk) bf16 wire and sums sent back */
-    uint16_t *sums;       /* (DEPTH, W, chunk) as well */
+    char *sent;           /* (depth, W, chunk) in the wire's format, unless the gradient is in it */
+    char *arrived;        /* (depth, W, chunk) as well */
+    uint16_t *sums_sent;  /* (depth, chunk) bf16 wire and sums sent back */
+    uint16_t *sums;       /* (depth, W, chunk) as well */
 } whole;
 
 static whole *of(const tagc_reducer *r) {
@@ -93,11 +93,12 @@ static void place(tagc_reducer *r, tagc_arena *arena) {
 
 static void place_work(tagc_reducer *r, tagc_arena *arena) {
     whole *w = of(r);
-    size_t n_values = DEPTH * (size_t)r->world_size * w->chunk, width = wire_bytes(r);
+    size_t depth = n_chunks(r) < DEPTH ? n_chunks(r) : DEPTH;
+    size_t n_values = depth * (size_t)r->world_size * w->chunk, width = wire_bytes(r);
     int has_half_sums = is_half(r) && tagc_direct_has_results(r);
     w->arrived = tagc_arena_take(arena, n_values, width);
     w->sent = tagc_arena_take(arena, is_converted(r) ? n_values : 0, width);
-    w->sums_sent = tagc_arena_take(arena, has_half_sums ? DEPTH * w->chunk : 0, sizeof *w->sums_sent);
+    w->sums_sent = tagc_arena_take(arena, has_half_sums ? depth * w->chunk : 0, sizeof *w->sums_sent);
     w->sums = tagc_arena_take(arena, has_half_sums ? n_values : 0, sizeof *w->sums);
 }
 

@@ -96,7 +96,8 @@ def _of(words: Sequence[str]) -> tuple[Settings, list[str], bool]:
     made = parser()
     own, rest, is_module = _split(words, made)
     # argparse makes an empty list of --option=--
-    given = {name: "--" if value == [] else value for name, value in vars(made.parse_args(own)).items()}
+    given: dict[str, Any] = vars(made.parse_args(own))
+    given = {name: "--" if value == [] else value for name, value in given.items()}
     try:
         of_compress: dict[str, Any] = {} if given["options"] is None else options.of_file(given["options"])
     except Error as failure:
