@@ -132,8 +132,8 @@ static void test_no_memory(void **state) {
 
 /* ---- steps of reducers ---- */
 
-/* Each of these takes 9.4 MB where three ranks are, so that four of them are under way at once, and not nine. */
-enum { N_UNITS = 9, SHARD = 262144, N_RANKS = 3 };
+/* Each of these takes 6.3 MB where three ranks are, so that six of them are under way at once, and not nine. */
+enum { N_UNITS = 9, SHARD = 524288, N_RANKS = 3 };
 
 static void fill(float *gradient, size_t n, int rank, int unit) {
     for (size_t i = 0; i < n; i++) gradient[i] = (float)((i * 7 + (size_t)rank * 3 + (size_t)unit) % 1001);
