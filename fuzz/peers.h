@@ -18,6 +18,7 @@
 #include "transport/comm_private.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -34,9 +35,14 @@ void __msan_check_mem_is_initialized(const volatile void *bytes, size_t n); /* o
 
 enum { MOST_PEERS = 4, MOST_LINKS = 3, MOST_EDITS = 8, MOST_TRANSFERS = 255, SLACK = 64 };
 
-static inline void require(int holds) {
-    if (!holds) abort();
-}
+/* Ends the process, and says where. */
+#define require(holds)                                                                                       \
+    do {                                                                                                     \
+        if (!(holds)) {                                                                                      \
+            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #holds);                              \
+            abort();                                                                                         \
+        }                                                                                                    \
+    } while (0)
 
 typedef enum edit_what {
     EDIT_XOR = 0,

@@ -235,11 +235,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes) {
     p->act = data[1];
     read_edits(&p->all, data + 2, n_bytes - 2);
     run_peers(&p->all, act);
-    p->all.n_edits = 0; /* honest from here on */
     if (p->act & ACT_MAKE)
         for (int rank = 0; rank < p->of.n_ranks - 1; rank++) check_status(p->made[rank]);
     else
         check_steps(p);
+    p->all.n_edits = 0; /* honest from here on */
     if (is_broken(&p->all)) {
         unmake(p);
         return 0;

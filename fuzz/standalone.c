@@ -1,8 +1,8 @@
 /* A plain driver for the fuzz targets where libFuzzer is not at hand: seed inputs, mutated by a fixed random
  * sequence for some seconds of the processor. It finds what a short run can find, and repeats what it found.
  *
- *   fuzz_x SECONDS [FOLDER_OF_SEEDS]     fuzz
- *   fuzz_x FILE                          run one input, to repeat a failure (written to ./fuzz-last-input)
+ *   fuzz_x SECONDS [FOLDER_OF_SEEDS [COUNT]]     fuzz; COUNT: at most so many mutated inputs
+ *   fuzz_x FILE                                  run one input, to repeat a failure (written to ./fuzz-last-input)
  */
 #include <dirent.h>
 #include <stdint.h>
@@ -39,18 +39,21 @@ static input read_file(const char *path) {
     return in;
 }
 
+/* By name: inputs must not depend on the order of a file system. */
 static int read_seeds(const char *folder, input *seeds) {
-    int n = 0;
-    DIR *dir = opendir(folder);
-    if (!dir) return 0;
-    for (struct dirent *entry; (entry = readdir(dir)) && n < MAX_SEEDS;) {
+    struct dirent **entries;
+    int n = 0, n_entries = scandir(folder, &entries, NULL, alphasort);
+    if (n_entries < 0) return 0;
+    for (int i = 0; i < n_entries; i++) {
         char path[4096];
-        if (entry->d_name[0] == '.') continue;
-        snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
-        seeds[n] = read_file(path);
-        if (seeds[n].data) n++;
+        snprintf(path, sizeof path, "%s/%s", folder, entries[i]->d_name);
+        if (entries[i]->d_name[0] != '.' && n < MAX_SEEDS) {
+            seeds[n] = read_file(path);
+            if (seeds[n].data) n++;
+        }
+        free(entries[i]);
     }
-    closedir(dir);
+    free(entries);
     return n;
 }
 
@@ -85,7 +88,7 @@ static size_t mutate(uint8_t *data, size_t n_bytes) {
 
 int main(int argc, char **argv) {
     if (argc < 2) {
-        fprintf(stderr, "usage: %s SECONDS [SEED_FOLDER] | FILE\n", argv[0]);
+        fprintf(stderr, "usage: %s SECONDS [SEED_FOLDER [COUNT]] | FILE\n", argv[0]);
         return 2;
     }
     char *end;
@@ -107,11 +110,14 @@ int main(int argc, char **argv) {
     LLVMFuzzerTestOneInput(data, 0);
     for (int i = 0; i < n_seeds; i++) LLVMFuzzerTestOneInput(seeds[i].data, seeds[i].n_bytes);
 
-    uint64_t n_runs = 0;
+    uint64_t n_runs = 0, most = argc > 3 ? strtoull(argv[3], NULL, 10) : UINT64_MAX;
     const char *asked = getenv("LONG"); /* make check sets it, and most often to nothing */
-    if (asked && asked[0]) n_seconds = LONG_S;
+    if (asked && asked[0]) {
+        n_seconds = LONG_S;
+        most = UINT64_MAX;
+    }
     clock_t stop = clock() + (clock_t)(n_seconds * CLOCKS_PER_SEC);
-    while (clock() < stop) {
+    while (n_runs < most && clock() < stop) {
         size_t n_bytes = 0;
         if (n_seeds > 0 && random_u64() % 8) {
             const input *seed = &seeds[random_u64() % (uint64_t)n_seeds];
