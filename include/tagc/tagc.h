@@ -244,7 +244,7 @@ typedef enum tagc_exchange {
     /* Ranks agree on an index, then send the values at its positions in order. tagc/paper.h has its options. */
     TAGC_EXCHANGE_PACKED = 2,
     /* Each rank sends its own positions and values straight to their owner, which adds them in rank order. The volume does not grow
-     * with W. At sparsity 0 every value is sent: in FP32 or BF16 as it is (0 was a second exchange for that). */
+     * with W. At sparsity 0 every value is sent: in FP32 or BF16 as it is. */
     TAGC_EXCHANGE_DIRECT = 3
 } tagc_exchange;
 

@@ -1,5 +1,5 @@
-/* Inside of a model: layout.c (where values lie), model.c (life), exchange.c (one exchange of a unit), residual.c (what is not
- * sent), follow.c (the schedule), state.c (checkpoints).
+/* Inside of a model: layout.c (where values lie), model.c (life), parts.c (what one reducer exchanges), exchange.c (one exchange of a unit),
+ * residual.c (what is not sent), follow.c (the schedule), state.c (checkpoints).
  *
  * A unit's tensors of one class and level are a part, which one reducer exchanges. Without hosts of several ranks (L = 1):
  *
@@ -91,14 +91,12 @@ struct tagc_model_part {
     int is_there;             /* the reducer's arrays are a device's */
     tagc_reducer *host_sum;   /* over `within`, or NULL */
     tagc_model_part *heir_of; /* a former part of the same tensors, whose reducers this one gets; or NULL */
-    float *
-        set_aside; /* (n_set_aside) its residual while other parts take the device's memory of that, or NULL */
+    float *set_aside; /* (n_set_aside) the residual, while other parts take the device's memory; or NULL */
     uint64_t n_set_aside;
     tagc_feed host_feed;
     /* the exchange under way */
-    const float
-        *gradient; /* the caller's array of a flat, or of a unit that stays on a device; NULL: pieces */
-    float *sums;   /* beside it */
+    const float *gradient;   /* the caller's array of a flat, or of a unit on a device; NULL: pieces */
+    float *sums;             /* beside it */
     atomic_int has_host_sum; /* whether the host's sum is there, or its failure */
     tagc_status host_status;
     char host_text[TAGC_ERROR_TEXT_BYTES];
@@ -227,7 +225,7 @@ uint64_t tagc_unit_elems(const tagc_model_unit *unit, int is_sums);
 void tagc_member_owned(const tagc_model *model, int rank, const tagc_member *tensor, uint64_t *first,
                        uint64_t *n);
 
-/* ---- exchange.c ---- */
+/* ---- parts.c ---- */
 
 /* Makes the parts of a unit from the plans of its tensors. Collective. On failure *parts is NULL. */
 tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_model_part **parts,
@@ -244,16 +242,28 @@ void tagc_part_inherit(tagc_model_part *part);
 /* 1: tensors of one unit that are exchanged as one, since their class and level are the same. */
 int tagc_are_one_part(const tagc_model *model, const tagc_member *a, const tagc_member *b);
 void tagc_unit_destroy_parts(tagc_model_part *parts, uint32_t n_parts);
-/* Memory for sums that ranks of a host send each other. */
-tagc_status tagc_model_make_spread(tagc_model *model);
 /* Options of the reducer of a part, and of that which adds up within a host. */
 void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *options);
 void tagc_part_host_options(const tagc_model_part *part, tagc_reducer_options *options);
+/* 1: the reducer that reads the caller's gradients takes bf16; else fp32. */
+int tagc_part_reads_bf16(const tagc_model_part *part);
+/* What messages call an exchange of a unit. tensor: of it, a number. */
+enum { TAGC_LABEL_BYTES = 96 };
+void tagc_unit_label(const tagc_model *model, uint32_t unit, uint32_t tensor, char label[TAGC_LABEL_BYTES]);
+
+/* ---- model.c ---- */
 
 /* tagc_model_create, on a device. */
 tagc_status tagc_model_make(const tagc_model_device *device, void *queue, tagc_comm *within,
                             tagc_comm *between, const tagc_tensor *tensors, size_t n_tensors,
                             const tagc_model_options *options, tagc_model **out);
+
+/* ---- exchange.c ---- */
+
+/* What the part's reducers read and write. */
+void tagc_part_set_feeds(tagc_model_part *part);
+/* Memory for sums that ranks of a host send each other. */
+tagc_status tagc_model_make_spread(tagc_model *model);
 /* tagc_model_begin, on a device. */
 tagc_status tagc_model_begin_there(tagc_model *model, uint32_t unit, const tagc_piece *gradients,
                                    size_t n_gradients, const tagc_piece *sums, size_t n_sums, void *stream,
@@ -261,9 +271,6 @@ tagc_status tagc_model_begin_there(tagc_model *model, uint32_t unit, const tagc_
 /* One exchange, from the queue's thread. failure: of this rank, which it tells the others; text: its reason. */
 tagc_status tagc_unit_exchange(tagc_model_unit *unit, tagc_status failure, const char *text);
 
-/* What messages call an exchange of a unit. tensor: of it, a number. */
-enum { TAGC_LABEL_BYTES = 96 };
-void tagc_unit_label(const tagc_model *model, uint32_t unit, uint32_t tensor, char label[TAGC_LABEL_BYTES]);
 /* A list of pieces that may be empty, as one that pointers into it can be made of. */
 static inline const tagc_piece *tagc_pieces_of(const tagc_piece *pieces) {
     static const tagc_piece none;

@@ -29,15 +29,15 @@ static const struct {
     double ratio, sparsity;       /* 0: the default; for direct that is every element */
     int n_passes; /* of plain MPI: times that n_elems / W values travel to or from each rank */
 } cases[] = {
-#define DENSE(format_) .kind = REDUCER, .exchange = TAGC_EXCHANGE_DIRECT, .format = TAGC_FORMAT_##format_
-#define DIRECT DENSE(INT2)
+#define SENT_IN(format_) .kind = REDUCER, .exchange = TAGC_EXCHANGE_DIRECT, .format = TAGC_FORMAT_##format_
+#define DIRECT SENT_IN(INT2)
     {"link, all to all", .kind = LINK, .n_passes = 1},
-    {"reduce-scatter fp32", DENSE(FP32)},
-    {"reduce-scatter bf16", DENSE(BF16)},
+    {"reduce-scatter fp32", SENT_IN(FP32)},
+    {"reduce-scatter bf16", SENT_IN(BF16)},
     {"gather fp32", .kind = GATHERER, .format = TAGC_FORMAT_FP32},
     {"gather bf16", .kind = GATHERER, .format = TAGC_FORMAT_BF16},
     {"gather delta4", .kind = GATHERER, .format = TAGC_GATHER_DELTA4},
-    {"all-reduce fp32", DENSE(FP32), .output = TAGC_OUTPUT_UNIT},
+    {"all-reduce fp32", SENT_IN(FP32), .output = TAGC_OUTPUT_UNIT},
     {"sketch 10x", .kind = REDUCER, .exchange = TAGC_EXCHANGE_SKETCH, .ratio = 10},
     {"packed", .kind = REDUCER, .exchange = TAGC_EXCHANGE_PACKED},
     {"direct 95 % int2", DIRECT, .sparsity = 0.95},

@@ -283,7 +283,7 @@ def failures_and_after(rank, world_size):
 
     model = sharded(Odd)
     with (
-        mock.patch.object(Passes, "goes_alone", lambda *_: False),
+        mock.patch.object(Passes, "goes_by_model", lambda *_: False),
         tagc.compress(model, sparsity=0, layers=mix_of_classes, verbose=False) as handle,
     ):
         loss_of(model, batch_of(rank)).backward()

@@ -85,7 +85,7 @@ def shared_by_units(rank, world_size):
             array.fill_(float("nan"))
 
     for kind in ("fsdp2", "ddp"):
-        with mock.patch.object(Passes, "goes_alone", lambda *_: False):
+        with mock.patch.object(Passes, "goes_by_model", lambda *_: False):
             plain, n_bytes, needed = trained(kind, rank, lambda work: None)
             poisoned = trained(kind, rank, poison)[0]
         assert all(torch.equal(a, b) for a, b in zip(plain, poisoned)), "of another exchange"

@@ -57,11 +57,11 @@ def computing_goes_on(rank, world_size):
     """All exchanges are under way at once, and end in the order in which they began; but gradients of at most
     so many bytes wait, beside one of any size."""
     import tagc.torch as tagc
-    from tagc.torch.exchange import alone
+    from tagc.torch.exchange import model_exchanges
 
     begins, ends = [("begins", name) for name in NAMES], [("ends", name) for name in NAMES]
     one_by_one = [event for pair in zip(begins, ends) for event in pair]
-    for most, expected in ((alone.MOST_BYTES, begins + ends), (0, one_by_one)):
+    for most, expected in ((model_exchanges.MOST_BYTES, begins + ends), (0, one_by_one)):
         model = wrapped("fsdp2", Deep)
         with (
             tagc.compress(model, verbose=False, sparsity=0.9, parameters="delta4") as handle,
@@ -69,7 +69,7 @@ def computing_goes_on(rank, world_size):
         ):
             loss_of(model, batch_of(rank)).backward()
             model.zero_grad()
-            monkey.setattr(alone, "MOST_BYTES", most)
+            monkey.setattr(model_exchanges, "MOST_BYTES", most)
             watched = Watched(handle)
             loss_of(model, batch_of(rank, 1)).backward()
             assert watched.seen == expected, (most, watched.seen)
@@ -80,16 +80,20 @@ def computing_goes_on(rank, world_size):
 def how_many_wait(rank, world_size):
     """As many gradients as fit wait, and the oldest ends first."""
     import tagc.torch as tagc
-    from tagc.torch.exchange import alone
+    from tagc.torch.exchange import model_exchanges
 
     model, sizes = wrapped("fsdp2", Deep), []
     with tagc.compress(model, verbose=False, sparsity=0.9) as handle, pytest.MonkeyPatch.context() as monkey:
-        leave = alone.Alone.leave
-        monkey.setattr(alone.Alone, "leave", lambda *given: (sizes.append(given[2].nbytes), leave(*given)))
+        leave = model_exchanges.ModelExchanges.leave
+        monkey.setattr(
+            model_exchanges.ModelExchanges,
+            "leave",
+            lambda *given: (sizes.append(given[2].nbytes), leave(*given)),
+        )
         loss_of(model, batch_of(rank)).backward()
         model.zero_grad()
         assert len(sizes) == 4 and sizes[0] == sizes[1] == sizes[2]
-        monkey.setattr(alone, "MOST_BYTES", 2 * sizes[0])
+        monkey.setattr(model_exchanges, "MOST_BYTES", 2 * sizes[0])
         watched = Watched(handle)
         loss_of(model, batch_of(rank, 1)).backward()
         assert watched.seen[:5] == [

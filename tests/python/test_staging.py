@@ -605,7 +605,7 @@ def levels_change(rank, world_size):
     cases = [("fsdp2", {}), ("fsdp2", bf16()), ("fsdp1", {}), ("ddp", {})]
     for number, (kind, model_options) in enumerate(present(cases)):
         # a model of libtagc's asks its own schedule, not this plan()
-        with mock.patch.object(Passes, "goes_alone", lambda *_: False):
+        with mock.patch.object(Passes, "goes_by_model", lambda *_: False):
             plain = run(kind, model_options)
         with fake(230 + 10 * number + rank, kernels=True) as device:
             device.fake.fake_n_allocs.restype = ctypes.c_uint64

@@ -235,7 +235,7 @@ class Device:
         yield
         self._current = before
 
-    def goes_alone(self, unit, group, tensor):
+    def goes_by_model(self, unit, group, tensor):
         return False
 
     def exchange(self, unit, group, source, target, op, find_layout, waits=1, may_last=False):

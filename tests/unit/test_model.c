@@ -157,6 +157,14 @@ static void check_sums(member *m, const plain_case *c, int step, int left_out, u
         }
 }
 
+/* What a rank sends the others of its host at least: its gradient but for the own place, and where all get all sums, those of its place. */
+static uint64_t least_within(const member *m, const plain_case *c, uint32_t unit) {
+    uint64_t n = 0, n_places = (uint64_t)m->w->n_places;
+    size_t n_bytes = sizeof(float) + (c->output == TAGC_OUTPUT_UNIT ? tagc_element_bytes(c->sum) : 0);
+    for (uint32_t t = unit; t < c->shape.n; t += c->shape.n_units) n += c->shape.n_elems[t];
+    return n / n_places * (n_places - 1) * n_bytes;
+}
+
 static void plain_body(member *m) {
     const plain_case *c = m->w->shared;
     tagc_model_options o;
@@ -196,7 +204,7 @@ static void plain_body(member *m) {
             tagc_model_stats stats;
             tagc_model_stats_init(&stats);
             EXPECT(m, tagc_model_end(model, unit, &stats) == TAGC_OK);
-            EXPECT(m, !stats.nonfinite);
+            EXPECT(m, !stats.nonfinite && stats.n_bytes_within >= least_within(m, c, unit));
             check_sums(m, c, step, left_out, &arrays[unit]);
             while (arrays[unit].n_blocks > 0) free(arrays[unit].blocks[--arrays[unit].n_blocks]);
         }

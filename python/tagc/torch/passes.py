@@ -14,13 +14,13 @@ import torch.distributed as dist
 
 from tagc._library import Error
 from tagc.torch.exchange import internals, waits
-from tagc.torch.exchange.alone import Alone, Start, What
 from tagc.torch.exchange.call import FindLayout, Record, Reduction
 from tagc.torch.exchange.comm import Comm, Disagreement
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import Exchanged, Expected
 from tagc.torch.exchange.layout import Layout
 from tagc.torch.exchange.model import PartStats
+from tagc.torch.exchange.model_exchanges import Contents, ModelExchanges, Start
 from tagc.torch.exchange.rows import Rows
 from tagc.torch.exchange.runner import Runner, Runners, Staged
 from tagc.torch.exchange.slices import Slice
@@ -47,7 +47,7 @@ class Passes:
         self.groups: dict[str, str] = {}  # name of a parameter -> why it is in its class
         self.are_all_staged = False  # whether all ranks' parameters are on devices
         self._unknown = UnknownLayouts()
-        self.alone = Alone(state.schedule, runners.host.wait_for_jobs)
+        self.model_exchanges = ModelExchanges(state.schedule, runners.host.wait_for_jobs)
         self._comms: dict[tuple[int, ...], Comm] = {}  # by ranks
         self._gather_comms: dict[tuple[int, ...], Comm] = {}
         self._loss_scale = 1.0  # of the pass whose hooks run; state.loss_scale is that of residuals
@@ -131,7 +131,7 @@ class Passes:
         comm.agree(name, {"elements": n_elems, "dtype": what.dtype}, failure)
         if layout is None or what.unit.rests:
             return
-        unit = what.unit.made()
+        unit = what.unit.make_unit()
         way = staged.way(comm)
         unit.prepare(way, layout, dist.ReduceOp.AVG, what.dtype)
         try:
@@ -156,7 +156,7 @@ class Passes:
         recurs: bool = True,
         number: int | None = None,
     ) -> None:
-        """Makes all ranks agree on an exchange, then run it. Every hook calls it for what does not go alone.
+        """Makes all ranks agree on an exchange, then run it. Every hook calls it for what goes by no model.
         Collective. It blocks for tensors in CPU memory. For others it returns at once. Failures that show
         later are raised by the next exchange or at the end of the backward pass.
 
@@ -170,7 +170,7 @@ class Passes:
         self._check_open()
         hosts = self.state.wrapper.hosts(group)
         with self._giving_up():
-            self.alone.settle()
+            self.model_exchanges.settle()
             opens_step = self._opens_step(unit, recurs)  # it may change layouts
             if hosts.is_one or self.state.is_left_to_torch(source) and isinstance(group, dist.ProcessGroup):
                 self._leave_to_torch(unit, group, hosts, source, target, op, opens_step)
@@ -192,13 +192,13 @@ class Passes:
                 "again, or wrap the model anew",
             )
 
-    # ---- exchanges that libtagc runs alone ----
+    # ---- exchanges by models of libtagc ----
 
-    def goes_alone(self, unit: Exchanged, group: Any, source: torch.Tensor) -> bool:
+    def goes_by_model(self, unit: Exchanged, group: Any, source: torch.Tensor) -> bool:
         """Returns whether begin() takes that gradient: it is in CPU memory, with one rank per host. A unit
-        that has gone alone does so again, so that a rank whose gradient has become another one tells the
+        that has a model goes by it again, so that a rank whose gradient has become another one tells the
         others."""
-        own, state = unit.own(), self.state
+        own, state = unit.find_unit(), self.state
         if own is not None and own.model is not None and source.device.type == "cpu":
             return True
         return (
@@ -235,30 +235,30 @@ class Passes:
             self._loss_scale = call.loss_scale
             if comm.needs_python:  # then all messages have one order
                 host.wait_for_work()
-            own = unit.own()
+            own = unit.find_unit()
             if own is None or own.model is None:
-                self.alone.settle()
+                self.model_exchanges.settle()
                 call.agree()
-            self.alone.make_room(source)
+            self.model_exchanges.make_room(source)
         try:
-            own = unit.made()
-            return self.alone.begin(Start(call, own, self._find(call, own), source, target))
+            own = unit.make_unit()
+            return self.model_exchanges.begin(Start(call, own, self._find(call, own), source, target))
         except Exception as problem:
             if not isinstance(problem, Error):  # the others wait for this rank's messages
                 comm.abort(f"{unit.name}: {problem}")
             self.give_up()
             raise
 
-    def _find(self, call: Reduction, own: Unit) -> What | None:
+    def _find(self, call: Reduction, own: Unit) -> Contents | None:
         """Opens a step, if need be, and returns what is exchanged; None: this rank has a failure."""
         with self.state.lock:
             if call.failure is not None:
                 self.state.n_steps += call.opens_step  # as on the others
                 return None
             unit, layout, record = self._begin(call, None)
-        return What(unit.made() if unit is not call.unit else own, layout, record)
+        return Contents(unit.make_unit() if unit is not call.unit else own, layout, record)
 
-    def exchange_alone(
+    def exchange_by_model(
         self,
         unit: Exchanged,
         group: Any,
@@ -268,11 +268,11 @@ class Passes:
         find_layout: FindLayout,
         may_last: bool = False,
     ) -> None:
-        """Exchanges a gradient that goes alone, as exchange(). If it may last, the target is there at the end
-        of the pass. A failure is raised there, too, since other ranks may be further. Collective."""
-        self.alone.leave(self.begin(unit, group, source, target, op, find_layout), source, target)
+        """Exchanges a gradient that goes by a model, as exchange(). If it may last, the target is there at the
+        end of the pass. A failure is raised there, too, since other ranks may be further. Collective."""
+        self.model_exchanges.leave(self.begin(unit, group, source, target, op, find_layout), source, target)
         if not may_last or self._is_outside:
-            self.alone.settle()
+            self.model_exchanges.settle()
         if self._is_outside:
             self.synchronize()
         self._end_outside()
@@ -425,12 +425,12 @@ class Passes:
         """Waits until all exchanges of device tensors are complete, and raises the first failure. Local."""
         with self._giving_up():
             self.runners.finish()
-            self.alone.finish(self._take_back)
+            self.model_exchanges.finish(self._take_back)
 
     def give_up(self) -> None:
         """Gives this backward pass up: the rest of it, and its end, will not come."""
         self.runners.drop()
-        self.alone.drop()
+        self.model_exchanges.drop()
         with self.state.lock:
             self._step_open = False
             self._units_of_step.clear()
@@ -515,7 +515,7 @@ class Passes:
         """Removes the hooks if torch allows it, and frees the residuals. Local."""
         for settle in self.settles:
             settle()
-        self.alone.drop()
+        self.model_exchanges.drop()
         self.runners.close()  # without the lock: its threads may wait for it
         with self.state.lock:
             if not self.state.is_closed:

@@ -166,7 +166,7 @@ class Reduction(Call):
             self.comm.abort(f"{self.unit.name}: {problem}")
 
     def task(self, way: Way, staging: Staging) -> Task | None:
-        unit = None if self.layout is None else self.unit.own()
+        unit = None if self.layout is None else self.unit.find_unit()
         if unit is None or self.layout is None or not self._is_plain or self.failure or self.rows_wait:
             return None
         if self.unit.rests or not unit.is_ready(way, self.layout, self.op, self.dtype):
@@ -185,7 +185,7 @@ class Reduction(Call):
         with self._lock:
             try:
                 _, layout, record = self._begin(self, None)
-                unit = self.unit.made()
+                unit = self.unit.make_unit()
                 unit.prepare(way, layout, self.op, self.dtype, self.step)
                 task, resting = self._local_task(unit, layout, way, staging, source)
             except Exception as problem:

@@ -286,11 +286,11 @@ class Exchanged(Protocol):
         self, way: Way, layout: Layout, source: torch.Tensor, target: torch.Tensor, op: Any, *, step: int = 0
     ) -> Callable[[], Stats]: ...
 
-    def own(self) -> Unit | None:
+    def find_unit(self) -> Unit | None:
         """Returns the unit that exchanges it; None: there is none yet."""
         ...
 
-    def made(self) -> Unit:
+    def make_unit(self) -> Unit:
         """Returns the same, and makes it if there is none. All ranks have agreed on the exchange."""
         ...
 

@@ -151,13 +151,9 @@ class Model:
         """Sets by what the next sums are multiplied."""
         lib.call("tagc_model_set_factor", self._handle, 0, factor)
 
-    def begin(self, gradients: Iterable[Span], sums: Iterable[Span], step: int) -> None:
-        """Starts an exchange, and returns at once. The memory stays as it is until end(). step: its number,
-        from which rounding derives. Collective."""
-        self.begin_arrays(lambda: (_array(gradients), _array(sums)), step)
-
-    def begin_arrays(self, find: Callable[[], tuple[Any, Any]], step: int) -> None:
-        """As begin(). find: returns arrays of pieces, of gradients and of sums."""
+    def begin(self, find: Callable[[], tuple[Any, Any]], step: int) -> None:
+        """Starts an exchange, and returns at once. find: returns arrays of pieces, of gradients and of sums,
+        whose memory stays as it is until end(). step: its number, from which rounding derives. Collective."""
         try:
             self.set_exchanges(step - 1)
             self._arrays = find()
@@ -307,7 +303,7 @@ class UnitModel:
                 target[start : start + n].zero_()
             return self._given.at(source), self._wanted.at(target)
 
-        self.model.begin_arrays(arrays, step)
+        self.model.begin(arrays, step)
 
     def _unstow(self, step: int) -> None:
         """Gives the model what residuals there were before it."""

@@ -50,10 +50,6 @@ def kind_of(op: Any, world_size: int) -> tuple[str, float]:
     return ("avg", 1.0) if factor == 1.0 / world_size else ("sum", factor)
 
 
-def _kind_of(op: Any, way: Way) -> tuple[str, float]:
-    return kind_of(op, way.comm.world_size)
-
-
 def check_tensors(source: torch.Tensor, target: torch.Tensor, what: str) -> None:
     for tensor in (source, target):
         if tensor.dtype not in DTYPES:
@@ -131,7 +127,7 @@ class Unit:
         are lost. step: the number of this exchange, from which the rounding of residuals derives; 0: reducers
         count by themselves. rests: if this rank's gradient of a parameter is zero, its residual is not
         sent."""
-        kind, factor = _kind_of(op, way)
+        kind, factor = kind_of(op, way.comm.world_size)
         self._prepare(way, layout, kind, source.dtype, step)
         begun: list[ExchangedPart] = []
         resting: Resting = []
@@ -187,19 +183,19 @@ class Unit:
 
     # ---- the step as libtagc runs it by itself ----
 
-    def own(self) -> Unit | None:
+    def find_unit(self) -> Unit | None:
         return self
 
-    def made(self) -> Unit:
+    def make_unit(self) -> Unit:
         return self
 
     def prepare(self, way: Way, layout: layouts.Layout, op: Any, dtype: torch.dtype, step: int = 0) -> None:
         """Makes the reducers of a first reduce() like that. step: its number. Collective."""
-        self._prepare(way, layout, _kind_of(op, way)[0], dtype, step)
+        self._prepare(way, layout, kind_of(op, way.comm.world_size)[0], dtype, step)
 
     def is_ready(self, way: Way, layout: layouts.Layout, op: Any, dtype: torch.dtype) -> bool:
         """Returns whether reduce() would use the reducers that there are, as they are."""
-        key = (_kind_of(op, way)[0], dtype == torch.bfloat16, way)
+        key = (kind_of(op, way.comm.world_size)[0], dtype == torch.bfloat16, way)
         return self._layout is layout and self._key == key
 
     def task(
@@ -216,7 +212,7 @@ class Unit:
         """Returns what runs reduce() of a unit that is_ready(), with tensors of that dtype and sizes; None
         while it is under way. Local."""
         assert self._layout is not None  # is_ready()
-        factor = _kind_of(op, way)[1]
+        factor = kind_of(op, way.comm.world_size)[1]
         wanted = (what, tuple(comms), factor, dtype, sizes)
         if self._task is not None and self._task_key != wanted:
             self._forget_task()

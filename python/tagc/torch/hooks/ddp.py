@@ -119,12 +119,12 @@ class _Bucket:
         *,
         step: int = 0,
     ) -> Callable[[], Stats]:
-        return self.made().reduce(way, layout, source, target, op, step=step, rests=self.rests)
+        return self.make_unit().reduce(way, layout, source, target, op, step=step, rests=self.rests)
 
-    def own(self) -> Unit | None:
+    def find_unit(self) -> Unit | None:
         return self._buckets.find(self.layout)
 
-    def made(self) -> Unit:
+    def make_unit(self) -> Unit:
         return self._buckets.unit(self.name, self.layout)
 
     def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:
@@ -301,7 +301,7 @@ class State:
         passes, group = handle.passes, handle.wrapper.groups()[0]
         try:
             bucket = self._find(handle, index, tensors)
-            if not passes.goes_alone(bucket, group, source):
+            if not passes.goes_by_model(bucket, group, source):
                 return None
             if backward.is_given_up:
                 return _done(_spoilt(source))

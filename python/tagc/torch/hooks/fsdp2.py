@@ -215,12 +215,12 @@ class ReduceScatter(waits.FsdpComm):
         passes, hosts = self._handle.passes, self._handle.wrapper.hosts(group)
         what = self._unit, group, input_tensor, output_tensor, op
         find_layout = functools.partial(self._module.layout, input_tensor.numel(), hosts)
-        if passes.goes_alone(self._unit, group, input_tensor):
+        if passes.goes_by_model(self._unit, group, input_tensor):
             # torch divides what comes with another op
             may_last = op == dist.ReduceOp.AVG and not self._module.group.reads_sums_at_once(
                 output_tensor.dtype
             )
-            passes.exchange_alone(*what, find_layout, may_last)
+            passes.exchange_by_model(*what, find_layout, may_last)
         else:
             passes.exchange(*what, find_layout, waits=self._waits())
 
@@ -292,8 +292,8 @@ class AllReduce:
         stream = self._module.group.reduce_scatter_stream if is_behind else None
         passes, what = self._handle.passes, (self._unit, self._group, reduce_output, reduce_output, op)
         find_layout = functools.partial(self._module.shard_layout, reduce_output.numel(), self._hosts)
-        if passes.goes_alone(self._unit, self._group, reduce_output):
-            passes.exchange_alone(*what, find_layout)
+        if passes.goes_by_model(self._unit, self._group, reduce_output):
+            passes.exchange_by_model(*what, find_layout)
             return
         with runners.behind(stream) if is_behind else contextlib.nullcontext():
             until = staging.FOR_INPUT if is_behind else staging.FOR_RESULT

@@ -1,4 +1,4 @@
-"""Exchanges of gradients in CPU memory, which libtagc runs alone: a hook begins one, and goes on. Several are
+"""Exchanges of gradients in CPU memory by models of libtagc: a hook begins one, and goes on. Several are
 under way at once. They end in the order in which they began, so that all ranks tell the schedule the same in
 the same order."""
 
@@ -32,7 +32,7 @@ class Keeper(Follower, Protocol):
         ...
 
 
-class What(NamedTuple):
+class Contents(NamedTuple):
     """What is exchanged: the unit of the hook, or where the hook's layout is not known, another one. record:
     is called with the outcome."""
 
@@ -42,11 +42,11 @@ class What(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What begins. own: the unit of the hook. what: None if this rank has a failure."""
+    """What begins. own: the unit of the hook. contents: None if this rank has a failure."""
 
     call: Reduction
     own: Unit
-    what: What | None
+    contents: Contents | None
     source: torch.Tensor
     target: torch.Tensor
 
@@ -59,7 +59,7 @@ class Waiting(NamedTuple):
     target: torch.Tensor
 
 
-class Alone:
+class ModelExchanges:
     """Those of one handle. wait_for_jobs: waits for a thread's, where that ends them."""
 
     def __init__(self, schedule: Keeper, wait_for_jobs: Callable[[], object]) -> None:
@@ -83,8 +83,8 @@ class Alone:
                     stats[0][1].n_saturated = model.model.n_saturated
                 if (full := model.model.take_full()) is not None:
                     self._schedule.keep(start.call.comm, dict(zip(*full)))
-                assert start.what is not None  # or this rank has failed
-                start.what.record(stats, model.model.seconds, 0.0)
+                assert start.contents is not None  # or this rank has failed
+                start.contents.record(stats, model.model.seconds, 0.0)
             except BaseException as problem:
                 self._failed.append((start.call, problem))
                 raise
@@ -93,16 +93,16 @@ class Alone:
 
     def _begin(self, start: Start) -> tuple[Error | None, UnitModel | None]:
         """Returns a failure of libtagc's, of which all ranks learn; and what has begun."""
-        call, own, what = start.call, start.own.model, start.what
+        call, own, contents = start.call, start.own.model, start.contents
         word = call.word()
         model = own
         try:
-            if what is not None:
+            if contents is not None:
                 kind, factor = kind_of(call.op, call.comm.world_size)
-                model = self._model_of(start, what, word, kind)
+                model = self._model_of(start, contents, word, kind)
             assert model is not None  # without one, all ranks have agreed, and none has failed
             model.model.set_word(word)
-            if what is None:
+            if contents is None:
                 assert call.failure is not None
                 model.model.begin_failed(call.failure)
             else:
@@ -111,19 +111,19 @@ class Alone:
             return problem, model
         return None, model
 
-    def _model_of(self, start: Start, what: What, word: int, kind: str) -> UnitModel:
+    def _model_of(self, start: Start, contents: Contents, word: int, kind: str) -> UnitModel:
         """Returns that which exchanges it, made or changed if need be. kind: one of lib.OPS. Collective."""
-        call, own, model = start.call, start.own.model, what.unit.model
-        is_alike = model is not None and model.is_alike(what.layout, call.dtype, kind)
-        if own is not None and not (own is model and is_alike and own.layout is what.layout):
+        call, own, model = start.call, start.own.model, contents.unit.model
+        is_alike = model is not None and model.is_alike(contents.layout, call.dtype, kind)
+        if own is not None and not (own is model and is_alike and own.layout is contents.layout):
             self.settle()
             own.model.ask(word)  # a rank that has begun what it exchanged before fails, too
         if model is None or not is_alike:
-            return what.unit.open_model(
-                call.comm, what.layout, call.dtype, kind, self._schedule, call.unit.rests
+            return contents.unit.open_model(
+                call.comm, contents.layout, call.dtype, kind, self._schedule, call.unit.rests
             )
-        if model.layout is not what.layout:
-            model.follow(what.layout)
+        if model.layout is not contents.layout:
+            model.follow(contents.layout)
         return model
 
     # ---- what is under way ----
