@@ -369,7 +369,7 @@ def planted(root):
     # a product above, modules above and beside, a header of the command
     yield {"lib/core/status.c": '#include "fsdp/fsdp.h"'}, "lib/core includes engine/fsdp/fsdp.h"
     yield {"lib/core/pool.h": '#include "exchange/step.h"'}, "lib/core includes lib/exchange/step.h"
-    yield {"lib/codec/bf16.c": '#include "transport/comm.h"'}, "lib/codec includes lib/transport/comm.h"
+    yield {"lib/codec/values.c": '#include "transport/comm.h"'}, "lib/codec includes lib/transport/comm.h"
     yield {"engine/train/run.c": '#include "options/options.h"'}, "engine/train includes command/options"
     # fences, by their own headers and by the public ones
     yield {"lib/exchange/step.c": '#include "gpu/kernels.h"'}, "lib/exchange includes lib/gpu/kernels.h"

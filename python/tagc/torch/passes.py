@@ -268,8 +268,8 @@ class Passes:
         find_layout: FindLayout,
         may_last: bool = False,
     ) -> None:
-        """Exchanges a gradient that goes by a model, as exchange(). If it may last, the target is there at the
-        end of the pass. A failure is raised there, too, since other ranks may be further. Collective."""
+        """Exchanges a gradient that goes by a model, as exchange(). If it may last, the target is there at
+        the end of the pass. A failure is raised there, too, since other ranks may be further. Collective."""
         self.model_exchanges.leave(self.begin(unit, group, source, target, op, find_layout), source, target)
         if not may_last or self._is_outside:
             self.model_exchanges.settle()
