@@ -26,7 +26,11 @@ def come_to_the_last_level(rank, world_size):
         assert levels == {3}, (mlp, levels)
         assert bits[0] > 8 and max(bits[-100:]) < bits[0] / 2, (mlp, bits[0], bits[-1])
         if rank == 0:
-            print(f"{'with the MLP' if mlp else 'attention alone'}: bits at steps 1, 101 ...", bits[::100], bits[-1])
+            print(
+                f"{'with the MLP' if mlp else 'attention alone'}: bits at steps 1, 101 ...",
+                bits[::100],
+                bits[-1],
+            )
         handle.close()
 
 

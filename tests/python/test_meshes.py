@@ -207,7 +207,7 @@ def resume_is_exact(rank, world_size, folder):
     def steps(first, last):
         for step in range(first, last):
             model.of["other"].weight.requires_grad_(step >= 5)
-            train(model, optimizer, lambda _: gradients_at(step), 1)  # noqa: B023
+            train(model, optimizer, lambda _: gradients_at(step), 1)
 
     def state():
         schedule = handle.state.schedule

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from tagc.torch import Compressed, Error, flat
 
 FOLDER = "tagc"  # of a checkpoint's folder
-# Of stats(): what changes from step to step and tells whether all is well. A trainer prints each of its numbers
-# in every line of its log.
+# Of stats(): what changes from step to step and tells whether all is well. A trainer prints each number in
+# every line of its log.
 LOGGED = ("bits_per_param", "sparsity", "ratio", "exchange_s", "n_nonfinite")
 LOGGED_OF_GATHERS = ("gather_bits", "gather_s")  # where parameters are compressed
 
@@ -25,7 +25,7 @@ def check_started(how: str) -> None:
 
 
 def logged(handle: Compressed) -> dict[str, float]:
-    """Returns what a trainer's log gets of the last step: a few numbers as tagc/<name>, none before the first."""
+    """Returns what a trainer's log gets of the last step, as tagc/<name>; {} before the first."""
     stats = handle.stats()
     keys = LOGGED + (LOGGED_OF_GATHERS if stats.get("n_gathered") else ())
     return {key: float(value) for key, value in flat({key: stats[key] for key in keys if stats}).items()}
