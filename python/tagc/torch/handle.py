@@ -264,7 +264,8 @@ class Compressed:
         return checkpoint.Reader(self.state, checkpoint_id, key, storage_reader)
 
     def close(self) -> None:
-        """Removes the hooks if torch allows it, and frees the residuals. Local."""
+        """Removes the hooks if torch allows it, and frees the residuals. Local; call it on every rank, since
+        gradients are torch's to exchange from then on."""
         self.passes.close()
 
     def __del__(self) -> None:
