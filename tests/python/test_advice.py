@@ -474,6 +474,18 @@ def test_advice_on_local_steps(bytes_per_s, step_s, better):
         assert local["exchange_s"] == pytest.approx(expected_s, rel=1e-3)
 
 
+def test_the_guide_says_what_the_planner_says_of_sites():
+    """docs/guide/sites.md: four sites whose slowest line sends 110 Mbit/s, with 30 ms, a model of 124 M."""
+    n, payload = 124e6, 1448 / 1538
+    found = found_on(110e6 / 8 * payload, codec_s_per_elem=0, latency_s=0.03)
+    shape = survey.Shape("ddp", 4, [{"compressed": n}], [0], all_reduce=True)
+    asked = advice.Asked(shape, found)
+    assert 1.0 + asked(options={"sparsity": 0.95, "gentle": True}).gradients_s == pytest.approx(2.5, rel=0.05)
+    rows = advice.forecast(shape, found, 1.0)
+    given = advice.choose(rows) | {"rows": rows, "compute_s": 1.0}
+    assert advice.local_of(shape, found, given, 200, 1)["step_s"] == pytest.approx(1.04, abs=0.005)
+
+
 def differing_runs(rank, world_size):
     """The spread is that of the rank whose runs differ most, by the median of what was measured."""
     from tagc.torch.advise.survey import Survey
