@@ -21,6 +21,11 @@ static double seconds_of(const tagc_timed *t, double n) {
     return fmax(0, fmin(t->s[0], t->s[1]) - slope * t->n[0]) + slope * n;
 }
 
+/* Among the ranks of a host, if it has several. */
+static double within_s(const tagc_units_question *q, const tagc_timed *t, double n) {
+    return q->ranks_per_host > 1 ? seconds_of(t, n) : 0;
+}
+
 static double copies_s(const tagc_units_question *q, int is_bf16, double n_out, double n_back) {
     double size = is_bf16 ? 0.5 : 1; /* of an fp32 value, which is what was copied */
     if (!q->codec_on_host) return 0;
@@ -110,7 +115,7 @@ static tagc_status add_gradients(const tagc_units_question *q, const tagc_units_
     out->gradients_s +=
         LATENCIES * t->latency_s + n_bytes / t->bytes_per_s + codec_s +
         copies_s(q, is_bf16, n / per_host, n / (q->is_all_reduce ? per_host : q->world_size)) +
-        seconds_of(&t->sum_within, n) + (q->is_all_reduce ? seconds_of(&t->share_within, n) : 0);
+        within_s(q, &t->sum_within, n) + (q->is_all_reduce ? within_s(q, &t->share_within, n) : 0);
     return TAGC_OK;
 }
 
@@ -141,7 +146,7 @@ static tagc_status add_gathers(const tagc_units_question *q, const tagc_units_un
     double unsent_s = t->latency_s + q->again_s * n / per_host;
     out->host_bytes += n_sent * per_host * n_bytes;
     out->parameters_s += n_sent * sent_s + (n_times - n_sent) * unsent_s +
-                         n_times * (seconds_of(&t->share_within, n) +
+                         n_times * (within_s(q, &t->share_within, n) +
                                     copies_s(q, unit->bf16 > 0, n / q->world_size, n / per_host));
     return TAGC_OK;
 }

@@ -316,6 +316,26 @@ def test_forecast_adds_up():
     assert ddp["step_s"] == pytest.approx(0.3 + 0.24 - 0.2)
 
 
+def test_ranks_of_a_host_add_up_first():
+    """Each encodes and sends its part of the sums. The rest is what was measured within a host: for DDP
+    once more to share what came. Local steps, each rank by itself, have no such part."""
+    found = found_on(1e8, latency_s=0.0, codec_s_per_elem=1e-9)
+    found["seconds"]["sum within"] = {n: n * 1e-9 for n in (4096, MEAN)}
+    found["seconds"]["share within"] = {n: n * 3e-9 for n in (4096, MEAN)}
+    for is_ddp, within_s in ((False, 1e-9), (True, 4e-9)):
+        shape = survey.Shape(
+            "ddp" if is_ddp else "fsdp2", 4, [{"compressed": MEAN}], [0 if is_ddp else 2], all_reduce=is_ddp
+        )
+        row = advice.forecast(shape, found, per_host=2)[-1 if is_ddp else -4]
+        assert row["name"] == "tagc, 98.75 % zero"
+        sent_s = row["card_bytes"] / 2 / 1e8  # of one of two ranks, where all that a host sends is gradients
+        gathers = 0 if is_ddp else 3 / 4 * 2 * 4 * MEAN  # bytes of torch's, twice
+        expected_s = sent_s - gathers / 2 / 1e8 + MEAN * (0.5e-9 + within_s)
+        assert row["gradients_s"] == pytest.approx(expected_s)
+        alone = advice.forecast(shape, found)[-1 if is_ddp else -4]
+        assert alone["gradients_s"] == pytest.approx((alone["card_bytes"] - gathers) / 1e8 + MEAN * 1e-9)
+
+
 def test_passes_of_a_step():
     """Gradients are exchanged once, parameters gathered in each pass, of which deltas send those of one; and
     DDP hides its exchange behind the last pass alone."""

@@ -103,7 +103,7 @@ def test_units_of_several_dtypes():
 
 def what_is_counted(rank, world_size):
     """The shape that advise() forecasts from is what torch gathers and reduces in a step."""
-    from tagc.torch.advise.shape import held_bytes, look
+    from tagc.torch.advise.shape import look
 
     sent = {"gathered": 0, "reduced": 0}
 
@@ -138,7 +138,12 @@ def what_is_counted(rank, world_size):
         for one in undo:
             one()
         shape, _ = look(model, "fsdp2")
-        assert sent["gathered"] == sum(n * held_bytes(held) for n, held in zip(shape.n_gathers, shape.held))
+        sizes = {"fp32": 4, "bf16": 2, "other": 1}
+        assert sent["gathered"] == sum(
+            times * n * sizes[dtype]
+            for times, held in zip(shape.n_gathers, shape.held)
+            for dtype, n in held.items()
+        )
         assert sent["reduced"] == shape.n_elems == len(bases) * 2 * 8 * N
         assert shape.n_params == sum(p.numel() for p in model.parameters())
         assert (shape.reduce, shape.gather) == ("fp32", "bf16" if options else "fp32")

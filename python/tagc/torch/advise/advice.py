@@ -94,7 +94,7 @@ def advise(
     "bucket" (where units are too small for this link: how many elements they should have, and what to write),
     "reason", "text", "where" (of the hosts, in words), "ranks_per_host" (whose gradients are added up within
     the host), "rows" (each way to communicate: seconds of gradients, parameters, "own_s" (FSDP2's own work),
-    and a step, and "card_bytes", which a host sends to others in a step), "link",
+    and a step, "card_bytes", which a host sends to others in a step, and "n_units"), "link",
     "codec", "measured", "spread" (the slowest run of a measurement over its fastest: much above 1, something
     else was running), and "local" (with `every`: "choice", "verdict", "every", "bits" per parameter and
     step, "exchange_s", "step_s", "reason"; else None)."""
@@ -235,7 +235,7 @@ def advise_shape(
         "measured": found["seconds"],
         "spread": found["spread"],
     }
-    advice["bucket"] = bucket_of(shape, found, step_s, advice["name"])
+    advice["bucket"] = bucket_of(shape, found, step_s, advice["name"], survey.hosts.per_host)
     advice["local"] = None if every is None else local_of(shape, found, advice, every, n_reducers)
     advice["text"] = text_of(advice)
     return _said(advice, verbose)
@@ -451,14 +451,14 @@ def torch_name(shape: Shape, reduce: str | None = None, gather: str | None = Non
 
 
 def bucket_of(
-    shape: Shape, found: Mapping[str, Any], step_s: float | None, name: str
+    shape: Shape, found: Mapping[str, Any], step_s: float | None, name: str, per_host: int = 1
 ) -> dict[str, Any] | None:
     """Returns how many elements units should have at least, for the row of that name: the smallest power of
     two beside which no other makes a difference; None where larger units do not pay. {"elems", "n_units",
     "comm_s" (with them), "how" (what to write)}."""
 
     def row_of(elems: int) -> dict[str, Any]:
-        rows = forecast(shape, found, step_s, joined=elems)
+        rows = forecast(shape, found, step_s, per_host, elems)
         return next(row for row in rows if row["name"] == name) | {"elems": elems}
 
     of, now = ("comm_s" if step_s is None else "step_s"), row_of(0)

@@ -22,12 +22,6 @@ Held = dict[str, int]  # elements that a gather of a unit sends, by dtype; OTHER
 OTHER = "other"
 
 
-def held_bytes(held: Held, in_bf16: bool = False) -> int:
-    """Returns the bytes of a gather. in_bf16: of fp32 values in bf16."""
-    sizes = {"fp32": 2 if in_bf16 else 4, "bf16": 2, OTHER: 1}
-    return sum(n * sizes[dtype] for dtype, n in held.items())
-
-
 def is_one(held: Held) -> bool:
     """Returns whether tagc can gather it: torch sends several dtypes as bytes."""
     return len(held) == 1 and OTHER not in held
