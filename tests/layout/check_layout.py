@@ -44,8 +44,10 @@ ELSEWHERE = {"tagc_commit.h": "made by CMake", "harness.h": "tests/gpu/cuda, in 
 
 # A name with a star is a folder with all that it holds; others are one file.
 PYTHON_ORDER = [
-    ["tagc._library"],
+    ["tagc._declared"],
+    ["tagc._declared_plan", "tagc._library"],
     ["tagc.__init__"],
+    ["tagc._planner"],
     ["tagc._annexes"],
     ["tagc.torch.exchange.*"],
     ["tagc.torch.schedule.*"],

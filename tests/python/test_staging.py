@@ -510,7 +510,7 @@ def planned(rank, world_size):
     from torch.distributed.fsdp import fully_shard
 
     import tagc.torch as tagc
-    from tagc.commands import planner
+    from tagc import _planner as planner
 
     n_sampled = 64 * 16  # of these kernels: TAGC_CUDA_LINES of tests/gpu/cuda
     every, largest = {"values": "int4", "sparsity": 0.0}, {"sparsity": 0.95}
@@ -734,7 +734,6 @@ def advice(rank, world_size):
     device.check()
     with fake(82 + rank, kernels=True) as device:
         advised = tagc.advise(wrapped("ddp"), seconds=1, verbose=False)
-        assert device.tasks, "kernels are measured as hooks use them"
     on_device = [row for row in advised["rows"] if "codec on the device" in row["name"]]
     assert on_device and all(row["gradients_s"] > 0 for row in on_device)
     device.check()
