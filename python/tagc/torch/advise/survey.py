@@ -396,7 +396,7 @@ class Survey:
         task = unit.task(way.staging, way, what, [way.comm], op, source.dtype, sizes, _Unsampled(options))
         assert task is not None  # none is under way
         task.begin(*compared(what, {}), 0, task.check)
-        way.staging.start(task, source, target, waits=True)
+        way.staging.start_task(task, source, target, waits=True)
         way.staging.finish()
         return [(part, lib.ReducerStats.from_buffer_copy(stats)) for part, stats in task.stats()]
 

@@ -306,7 +306,12 @@ class State:
             if backward.is_given_up:
                 return _done(_spoilt(source))
             op = _wrapper_of(handle).op
-            end = passes.begin(bucket, group, source, source, op, lambda: _fitting(bucket, source))
+            end = passes.begin(
+                bucket, group, source, source, op, lambda: _fitting(bucket, source), waits=False
+            )
+            if passes.runners.is_on_device(source):
+                passes.model_exchanges.leave_on_device(end)
+                return passes.runners.future(source)
         except BaseException as failure:
             backward.is_given_up, backward.failure = True, backward.failure or failure
             return _done(_spoilt(source))
