@@ -398,16 +398,32 @@ static tagc_status make_for_pieces(tagc_model_place *m) {
     return make_ahead(m, &m->ahead);
 }
 
-/* Makes probes of reducers, and a unit of them, which leave their memory with the queue and the store. dense: the reducer of that class. */
+/* A unit's own parts. */
+typedef struct own_parts {
+    const tagc_model_part *parts;
+    uint32_t n;
+} own_parts;
+
+/* Of a part that is the same at all levels. */
+static tagc_reducer *reducer_of(const own_parts *own, const tagc_model_part *part) {
+    uint32_t p = 0;
+    while (p + 1 < own->n && own->parts[p].members[0] != part->members[0]) p++;
+    return own->parts[p].reducer;
+}
+
+/* Makes probes of reducers, and a unit of them, which leave their memory with the queue and the store. Parts without kernels have the
+ * reducers of the unit's own. */
 static tagc_status take_memory_for_parts(void *context, tagc_model_unit *u) {
-    tagc_reducer *dense = context;
+    const own_parts *own = context;
     tagc_model_place *m = place_of(u);
     tagc_unit *unit = NULL;
     tagc_status status = TAGC_OK;
     for (uint32_t p = 0; p < u->n_parts && status == TAGC_OK; p++) {
         tagc_reducer_options options;
-        u->parts[p].reducer = dense;
-        if (!u->parts[p].is_there) continue;
+        if (!u->parts[p].is_there) {
+            u->parts[p].reducer = reducer_of(own, &u->parts[p]);
+            continue;
+        }
         tagc_part_options(&u->parts[p], &options);
         status = tagc_reducer_probe_in(m->store, u->model->between, &options, &u->parts[p].reducer);
     }
@@ -423,17 +439,14 @@ static tagc_status take_memory_for_parts(void *context, tagc_model_unit *u) {
 static tagc_status take_memory(tagc_model_place *m) {
     static const double least_share = 0.05;
     tagc_model_unit *u = m->unit;
-    tagc_reducer *dense = NULL;
+    own_parts own = {u->parts, u->n_parts};
     int has_levels = 0;
-    for (uint32_t p = 0; p < u->n_parts; p++) {
-        has_levels |= u->parts[p].is_followed;
-        if (!u->parts[p].is_there) dense = u->parts[p].reducer;
-    }
+    for (uint32_t p = 0; p < u->n_parts; p++) has_levels |= u->parts[p].is_followed;
     int first = u->model->schedule_options.fresh ? TAGC_LEVEL_FRESH : TAGC_LEVEL_FRESH + 1;
     for (int level = first; has_levels && level <= TAGC_LEVEL_LAST; level++)
         for (double share = TAGC_MOST_SHARE; share > least_share; share /= TAGC_MOST_SHARE)
             for (int is_apart = 0; is_apart < 2; is_apart++)
-                TAGC_TRY(tagc_unit_try_parts(u, level, share, is_apart, take_memory_for_parts, dense));
+                TAGC_TRY(tagc_unit_try_parts(u, level, share, is_apart, take_memory_for_parts, &own));
     return TAGC_OK;
 }
 

@@ -207,8 +207,9 @@ class Passes:
     # ---- exchanges by models of libtagc ----
 
     def goes_by_model(self, unit: Exchanged, group: Any, source: torch.Tensor) -> bool:
-        """Returns whether begin() takes that gradient: there is one rank per host. A unit that has a model
-        goes by it again, so that a rank whose gradient has become another one tells the others."""
+        """Returns whether begin() takes that gradient: there is one rank per host, and where it is on a
+        device, no parameter rests. A unit that has a model goes by it again, so that a rank whose gradient
+        has become another one tells the others."""
         own, state = unit.find_unit(), self.state
         if own is not None and own.model is not None:
             return True

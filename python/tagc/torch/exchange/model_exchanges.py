@@ -29,7 +29,6 @@ from tagc.torch.exchange.unit import Unit, kind_of
 # would keep its whole gradient otherwise.
 MOST_BYTES = 32 << 20
 
-
 _OF_ANOTHER = re.compile("rank [0-9]+ failed")  # as libtagc tells of it
 _NOTHING = torch.empty(0, device="cpu")
 
@@ -87,9 +86,8 @@ class ModelExchanges:
         self._waiting: collections.deque[Waiting] = collections.deque()
         self._n_bytes = 0  # of their sources
         self._failed: list[tuple[Start, BaseException]] = []  # in this pass, in order
-        self.told: BaseException | None = (
-            None  # what this rank has told in the place of an exchange on a device
-        )
+        # what this rank has told the others of in the place of an exchange on a device
+        self.told: BaseException | None = None
 
     def begin(self, start: Start) -> Callable[[], None]:
         """Begins an exchange. Returns what waits for its end, in any thread, and raises its failure. Raises a
