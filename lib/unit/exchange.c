@@ -421,7 +421,8 @@ static const uint64_t word_that_asks = 0x6d17a55e4b0c9f21u;
 /* What has begun: waits for it. What failed between hosts, ranks of another place do not know of. */
 static tagc_status end_exchange_of(tagc_model_unit *unit, tagc_model_stats *stats) {
     tagc_model *model = unit->model;
-    tagc_status status = tagc_model_agree_within(model, end_parts(unit, stats));
+    tagc_status status = end_parts(unit, stats);
+    if (tagc_model_adds_up(model)) status = tagc_model_agree_within(model, status);
     for (uint32_t p = 0; p < unit->n_parts && model->spread && status == TAGC_OK; p++)
         status = spread(model, &unit->parts[p], stats);
     status = tagc_model_share(model, status);
