@@ -4,6 +4,7 @@ without any of this."""
 import hashlib
 import json
 import os
+import pathlib
 import random
 import signal
 import struct
@@ -419,6 +420,11 @@ def sharded(rank, world_size, folder):
             assert receiver.update() == version
             assert all(torch.equal(a, b) for a, b in zip(full, there.parameters()))
         torch.distributed.barrier()
+    if rank == 0:  # another sender was faster
+        (pathlib.Path(folder) / "manifest-0000000007.json").write_text("{}")
+    torch.distributed.barrier()
+    refused(sender.publish, "state", "rank 0: another sender has published version 7 in this store")
+    refused(sender.publish, "state", "rank 0: another sender has taken this store over")
 
 
 def test_ranks_of_fsdp2_write_what_they_own(tmp_path):
