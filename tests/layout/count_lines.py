@@ -46,7 +46,7 @@ WITHOUT["to work on libtagc"] = [
 # and the annexes to 7,500.
 LIMITS = {
     "core of tagc.torch": 14_600,
-    "annexes together": 12_700,
+    "annexes together": 14_450,  # weights has a store, layouts and adapters of engines
     "to work on libtagc": 24_300,
     "to work on compress()": 14_150,
     "bytes of lab/results/": 1_062_000,

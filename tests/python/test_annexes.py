@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "tests" / "layout"))
 import check_layout
 
 ANNEXES = dict(check_layout.ANNEXES)
-OTHERS = ("altair", "tokenizers", "torchft", "vl_convert")  # packages that are not always there
+OTHERS = ("altair", "sglang", "tokenizers", "torchft", "verl", "vl_convert", "vllm")  # not always there
 
 
 @pytest.fixture(scope="module")

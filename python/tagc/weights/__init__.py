@@ -12,9 +12,9 @@ frame       the bytes of a version
 links       the connections of a process group"""
 
 from tagc.weights.follow import Follower
-from tagc.weights.layout import Layout, Place
+from tagc.weights.layout import Layout, Target
 from tagc.weights.publish import Publisher
 from tagc.weights.sync import WeightSync
 from tagc.weights.tensors import Part, Parts
 
-__all__ = ["Follower", "Layout", "Part", "Parts", "Place", "Publisher", "WeightSync"]
+__all__ = ["Follower", "Layout", "Part", "Parts", "Publisher", "Target", "WeightSync"]

@@ -26,7 +26,7 @@ _HALVES = {"gate_proj": 0, "w1": 0, "up_proj": 1, "w3": 1}
 Row = tuple[str, tuple[int, ...], torch.dtype]  # name, shape and dtype of a tensor of the store
 
 
-class Place(NamedTuple):
+class Target(NamedTuple):
     """A part of a tensor of the model, and the first index that it has of the store's."""
 
     tensor: str
@@ -42,7 +42,7 @@ class Layout:
     def __init__(
         self,
         tensors: Callable[[], Tensors],
-        place: Callable[[Tensors, str, tuple[int, ...]], Sequence[Place] | None],
+        place: Callable[[Tensors, str, tuple[int, ...]], Sequence[Target] | None],
     ) -> None:
         self._tensors, self._place = tensors, place
         self._bound_at: list[int] = []
@@ -125,11 +125,11 @@ def by_name(
     def tensors() -> Tensors:
         return named_tensors(model, buffers)
 
-    def place(there: Tensors, name: str, shape: tuple[int, ...]) -> Sequence[Place] | None:
+    def place(there: Tensors, name: str, shape: tuple[int, ...]) -> Sequence[Target] | None:
         here = name if names is None else names(name)
         if here is None:
             return ()
-        return [Place(here, (), (0,) * len(shape))] if here in there else None
+        return [Target(here, (), (0,) * len(shape))] if here in there else None
 
     return Layout(tensors, place)
 
@@ -161,7 +161,7 @@ def engine_layout(
         held = named_tensors(model, False)
         return {name: _without_padding(modules[name.rpartition(".")[0]], held[name]) for name in held}
 
-    def place(there: Tensors, name: str, shape: tuple[int, ...]) -> Sequence[Place] | None:
+    def place(there: Tensors, name: str, shape: tuple[int, ...]) -> Sequence[Target] | None:
         here = name if names is None else names(name)
         if here is None:
             return ()
@@ -197,12 +197,12 @@ def _without_padding(module: torch.nn.Module, tensor: torch.Tensor | Parts) -> t
 
 def _of_shard(
     name: str, tensor: torch.Tensor | Parts, shape: tuple[int, ...], module: torch.nn.Module, rank: Rank
-) -> Sequence[Place]:
+) -> Sequence[Target]:
     """Returns the place of what a rank has of a tensor: all, or its shard of the dimension that is
     smaller."""
     here = tuple(tensor.shape)
     if here == shape:
-        return [Place(name, (), (0,) * len(shape))]
+        return [Target(name, (), (0,) * len(shape))]
     smaller = [d for d, (n, m) in enumerate(zip(here, shape)) if n != m]
     number, size = _rank_of(module, rank)
     vocabulary = getattr(module, "shard_indices", None)
@@ -210,7 +210,7 @@ def _of_shard(
         d = smaller[0]
         begin = number * here[d] if vocabulary is None else int(vocabulary.org_vocab_start_index)
         if size * here[d] == shape[d] or (vocabulary is not None and begin + here[d] <= shape[d]):
-            return [Place(name, (slice(None),), tuple(begin if i == d else 0 for i in range(len(shape))))]
+            return [Target(name, (slice(None),), tuple(begin if i == d else 0 for i in range(len(shape))))]
     raise Error(
         "mismatch", f"{name} is {list(here)} on rank {number} of {size}, which is no shard of {list(shape)}"
     )
@@ -224,7 +224,7 @@ def _of_packed(
     n_parts: int,
     shape: tuple[int, ...],
     rank: Rank,
-) -> Sequence[Place]:
+) -> Sequence[Target]:
     """Returns the place of one of the tensors whose rows a packed one has, in their order. The heads of keys
     and values may be on several ranks each."""
     rank = _rank_of(module, rank)
@@ -247,7 +247,7 @@ def _of_packed(
             "mismatch",
             f"{name} is {list(tensor.shape)}, and has no shard of {list(shape)} as its part {number}",
         )
-    return [Place(name, (slice(begin, begin + rows[number]),), (offset, *(0 for _ in shape[1:])))]
+    return [Target(name, (slice(begin, begin + rows[number]),), (offset, *(0 for _ in shape[1:])))]
 
 
 def _of_expert(
@@ -256,7 +256,7 @@ def _of_expert(
     match: re.Match[str],
     shape: tuple[int, ...],
     rank: Rank,
-) -> Sequence[Place] | None:
+) -> Sequence[Target] | None:
     """Returns the place of one expert's weight in w13_weight (experts, 2 x rows, columns) or w2_weight of the
     ranks that have it."""
     which = "w13_weight" if match[3] in _HALVES else "w2_weight"
@@ -281,4 +281,4 @@ def _of_expert(
         )
     among = int(getattr(module, "moe_tp_rank", _rank_of(module, rank).rank)) if n_shards > 1 else 0
     offsets = tuple(among * sizes[d] if i == d else 0 for i in range(2))
-    return [Place(target, (number, slice(first, first + sizes[0])), offsets)]
+    return [Target(target, (number, slice(first, first + sizes[0])), offsets)]

@@ -106,14 +106,17 @@ class Publisher:
         new
         version, and the next one has all weights. Collective."""
         assert self._store is not None
-        if self._is_refused:
-            raise Error("state", "another sender has taken this store over: this one publishes no more")
+        self._sync.agreed(self._check)
         is_whole, self._needs_whole = self._needs_whole, True
         told = self._sync.agreed(lambda: self._write(is_whole))
         manifest = self._next(told)
         self._sync.agreed(lambda: self._create(manifest) if self._is_first else None)
         self._manifest, self._needs_whole = manifest, False
         return self.version
+
+    def _check(self) -> None:
+        if self._is_refused:  # which the first rank alone knows
+            raise Error("state", "another sender has taken this store over: this one publishes no more")
 
     # ---- at the start ----
 

@@ -305,7 +305,8 @@ def test_sglang_calls_the_loader_in_each_rank(tmp_path, monkeypatch):
             self.is_open = False
 
         def update_weights_from_tensor(self, named_tensors, load_format=None, flush_cache=True):
-            assert self.is_open and load_format in ["tagc.weights.engines.sglang.load"]
+            custom_weight_loader = ["tagc.weights.engines.sglang.load"]  # what the engine was started with
+            assert self.is_open and load_format in custom_weight_loader
             module, _, name = load_format.rpartition(".")
             loader = getattr(importlib.import_module(module), name)
             for number, model in enumerate(models):
@@ -346,7 +347,8 @@ def test_verl_sends_by_a_store(tmp_path, monkeypatch):
     for name, module in modules(verl__checkpoint_engine=engine).items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delitem(sys.modules, "tagc.weights.engines.verl", raising=False)
-    importlib.import_module("tagc.weights.engines.verl")
+    custom_backend_module = "tagc.weights.engines.verl"  # of the configuration
+    importlib.import_module(custom_backend_module)
     made = CheckpointEngineRegistry.registry["tagc"]
     actors, rollouts = ([made(bucket_size=1 << 20, store=str(tmp_path)) for _ in range(2)] for _ in range(2))
     here, generator = fake_engine.checkpoint(), torch.Generator().manual_seed(1)
