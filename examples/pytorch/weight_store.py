@@ -5,10 +5,9 @@ other.
     python weight_store.py generate policy     # in another, or in several; before or after
 
 The trainer rewards the letters that it likes. It publishes its weights after every step. The engine has them
-as
-engines do, with gate and up in one weight, takes the newest version before each text, and prints the reward.
-Kill
-either and start it again: the trainer goes on with the next version, and the engine takes the newest."""
+as engines do, with gate and up in one weight, takes the newest version before each text, and prints the
+reward. Kill either and start it again: the trainer goes on with the next version, and the engine takes the
+newest."""
 
 import argparse
 import pathlib

@@ -234,9 +234,9 @@ typedef struct tagc_model_stats {
 TAGC_API void tagc_model_stats_init_sized(tagc_model_stats *stats, size_t struct_bytes);
 #define tagc_model_stats_init(stats) tagc_model_stats_init_sized((stats), sizeof *(stats))
 
-/* Waits for the exchange that _begin started. All ranks return the same status, unless a comm broke. After a failure the sums
- * are undefined, and residuals are as before. With hosts of several ranks it communicates within the host, and ends the exchanges that
- * began earlier, too. stats: NULL, or initialised. */
+/* Waits for the exchange that _begin started. All ranks return the same status, unless a comm broke. After a failure the sums are
+ * undefined, and residuals as before, but for those of a place whose exchange between hosts did not fail. With hosts of several ranks it
+ * communicates within the host, and ends exchanges that began earlier, too. stats: NULL, or initialised. */
 TAGC_API tagc_status tagc_model_end(tagc_model *model, uint32_t unit, tagc_model_stats *stats);
 
 /* Returns the number of a unit's parts: tensors of one class and level, which are exchanged as one. 0 if there is no such unit. */

@@ -69,6 +69,7 @@ def test_torchs_private_attributes_stand_in_modules_of_their_own():
         name: tree
         for name, tree in trees_of(FOLDER).items()
         if name.split("/")[0] not in ("commands", "integrations", "report", "run")
+        and name != "weights/layout.py"  # it has one of vLLM's
     }
     assert strays(torchs) == []
     planted = ast.parse(

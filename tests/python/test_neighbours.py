@@ -69,6 +69,7 @@ def test_script(capfd):
 SCRIPTS = sorted(
     path.name for path in launch.EXAMPLES.glob("*.py") if "__main__" in path.read_text()
 )  # the others are modules
+SCRIPTS.remove("weight_store.py")  # its processes are in no group
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
