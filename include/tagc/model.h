@@ -229,6 +229,8 @@ typedef struct tagc_model_stats {
     uint64_t nonfinite;
     /* Sums of this rank's that were beyond fp16 (`sum` in the options). */
     uint64_t n_saturated;
+    /* 1: this rank failed in the exchange, perhaps beside others; 0: it did not, or the exchange did not fail. */
+    uint64_t failed_here;
 } tagc_model_stats;
 
 TAGC_API void tagc_model_stats_init_sized(tagc_model_stats *stats, size_t struct_bytes);
@@ -236,7 +238,8 @@ TAGC_API void tagc_model_stats_init_sized(tagc_model_stats *stats, size_t struct
 
 /* Waits for the exchange that _begin started. All ranks return the same status, unless a comm broke. After a failure the sums are
  * undefined, and residuals as before, but for those of a place whose exchange between hosts did not fail. With hosts of several ranks it
- * communicates within the host, and ends exchanges that began earlier, too. stats: NULL, or initialised. */
+ * communicates within the host, and ends exchanges that began earlier, too. stats: NULL, or initialised; after a failure only failed_here is
+ * written. */
 TAGC_API tagc_status tagc_model_end(tagc_model *model, uint32_t unit, tagc_model_stats *stats);
 
 /* Returns the number of a unit's parts: tensors of one class and level, which are exchanged as one. 0 if there is no such unit. */

@@ -15,7 +15,7 @@
 
 static const tagc_model_stats no_stats;
 static const tagc_sized stats_struct = {"tagc_model_stats", sizeof(tagc_model_stats),
-                                        offsetof(tagc_model_stats, n_saturated) +
+                                        offsetof(tagc_model_stats, failed_here) +
                                             sizeof(uint64_t), /* the last field of version 0.3 */
                                         &no_stats};
 
@@ -366,6 +366,7 @@ static tagc_status end_parts(tagc_model_unit *unit, tagc_model_stats *out) {
             if (!reducers[i] || !reducers[i]->now.begun) continue;
             tagc_status failure = part->is_there ? part->model->device->end_part(part, &stats)
                                                  : tagc_reducer_end(reducers[i], &stats);
+            out->failed_here |= reducers[i]->now.failure != TAGC_OK;
             if (failure != TAGC_OK && status == TAGC_OK) {
                 status = failure;
                 snprintf(text, sizeof text, "%s", tagc_last_error());
@@ -429,9 +430,11 @@ static tagc_status end_exchange_of(tagc_model_unit *unit, tagc_model_stats *stat
     for (uint32_t p = 0; p < unit->n_parts; p++) {
         tagc_status failure = settle_rest(&unit->parts[p], status == TAGC_OK);
         stats->n_saturated += unit->parts[p].n_saturated;
+        stats->failed_here |= failure != TAGC_OK;
         if (status == TAGC_OK) status = failure;
     }
     tagc_status rested = tagc_rest_end(model, unit);
+    stats->failed_here |= rested != TAGC_OK;
     return status == TAGC_OK ? rested : status;
 }
 
@@ -474,6 +477,7 @@ static tagc_status end_unit(tagc_model *model, uint32_t number, tagc_model_stats
     tagc_status status = end_of(unit, stats);
     unit->is_begun = 0;
     unit->gradients = unit->sums = NULL;
+    stats->failed_here = status != TAGC_OK && (stats->failed_here || unit->status != TAGC_OK);
     if (status != TAGC_OK && !(unit->is_asking && status == ASKED)) tagc_unit_forget_windows(model, unit);
     if (status == TAGC_OK) return TAGC_OK;
     char label[TAGC_LABEL_BYTES];
@@ -650,7 +654,8 @@ tagc_status tagc_model_end(tagc_model *model, uint32_t number, tagc_model_stats 
     TAGC_TRY(tagc_unit_check(model, number, "end", 1));
     if (out) TAGC_TRY(tagc_sized_check(&stats_struct, out)); /* while the exchange can still be ended */
     tagc_status status = end_unit(model, number, &stats);
-    if (status == TAGC_OK && out) tagc_sized_write(&stats_struct, &stats, out);
+    if (status != TAGC_OK) stats = (tagc_model_stats){.failed_here = stats.failed_here};
+    if (out) tagc_sized_write(&stats_struct, &stats, out);
     return status;
 }
 

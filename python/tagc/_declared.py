@@ -196,7 +196,7 @@ class ModelStats(Structure):
     _fields_ = [
         ("struct_bytes", c_size_t), ("n_bytes_sent", c_uint64), ("n_bytes_received", c_uint64),
         ("n_bytes_within", c_uint64), ("n_sent", c_uint64), ("n_elems", c_uint64), ("total_s", c_double),
-        ("nonfinite", c_uint64), ("n_saturated", c_uint64),
+        ("nonfinite", c_uint64), ("n_saturated", c_uint64), ("failed_here", c_uint64),
     ]
 
 

@@ -93,7 +93,8 @@ class Model:
     for messages; models with different ones share work memory. rests: whether a parameter whose gradient is
     zero keeps its residual. queue: libtagc's of the device where gradients and sums are; None: CPU memory."""
 
-    n_saturated, seconds = 0, 0.0  # sums beyond fp16, and how long it took: of the exchange that ended last
+    # of the exchange that ended last: sums beyond fp16, how long it took, whether this rank failed in it
+    n_saturated, seconds, failed_here = 0, 0.0, False
 
     def __init__(
         self,
@@ -195,7 +196,7 @@ class Model:
         try:
             lib.call("tagc_model_end", self._handle, 0, ctypes.byref(stats))
         finally:
-            self._arrays = None
+            self._arrays, self.failed_here = None, bool(stats.failed_here)
         self.seconds, self.n_saturated = stats.total_s, stats.n_saturated
         return [self._part(i) for i in range(lib.load().tagc_model_n_parts(self._handle, 0))]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import re
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -29,7 +28,6 @@ from tagc.torch.exchange.unit import Unit, kind_of
 # would keep its whole gradient otherwise.
 MOST_BYTES = 32 << 20
 
-_OF_ANOTHER = re.compile("rank [0-9]+ failed")  # as libtagc tells of it
 _NOTHING = torch.empty(0, device="cpu")
 
 
@@ -72,6 +70,14 @@ class Waiting(NamedTuple):
     target: torch.Tensor | None
 
 
+class Failed(NamedTuple):
+    """An exchange that has ended so. is_own: whether libtagc says that this rank failed in it."""
+
+    start: Start
+    failure: BaseException
+    is_own: bool
+
+
 class ModelExchanges:
     """Those of one handle. wait_for_jobs: waits for a thread's, where that ends them. wait_for_device: until
     a device's are over."""
@@ -85,7 +91,7 @@ class ModelExchanges:
         self._schedule, self._wait_for_jobs, self._wait_for_device = schedule, wait_for_jobs, wait_for_device
         self._waiting: collections.deque[Waiting] = collections.deque()
         self._n_bytes = 0  # of their sources
-        self._failed: list[tuple[Start, BaseException]] = []  # in this pass, in order
+        self._failed: list[Failed] = []  # in this pass, in order
         # what this rank has told the others of in the place of an exchange on a device
         self.told: BaseException | None = None
 
@@ -112,7 +118,8 @@ class ModelExchanges:
                 assert start.contents is not None  # or this rank has failed
                 start.contents.record(stats, model.model.seconds, 0.0)
             except BaseException as problem:
-                self._failed.append((start, problem))
+                is_own = failure is None and model is not None and model.model.failed_here
+                self._failed.append(Failed(start, problem, is_own))
                 raise
 
         return end
@@ -208,7 +215,7 @@ class ModelExchanges:
         self.settle()
         self.told = None
         if self._failed:
-            _explain(*self._failed[0], take_back)
+            _explain(self._failed[0], take_back)
 
     def drop(self) -> None:
         """Waits for those of a failed pass."""
@@ -218,15 +225,16 @@ class ModelExchanges:
         self._failed, self.told = [], None
 
 
-def _explain(start: Start, failure: BaseException, take_back: Callable[[], object]) -> None:
+def _explain(failed: Failed, take_back: Callable[[], object]) -> None:
     """Raises the failure of an exchange that has ended, or what the ranks tell each other of it.
     Collective."""
+    start, failure, is_own = failed
     call = start.call
     if not isinstance(failure, Error) or failure.status in LOST:
         raise failure
-    text = str(failure).removeprefix(f"{call.what}: ")
-    is_own = failure.status != "mismatch" and not _OF_ANOTHER.match(text)
-    if start.staging is not None and is_own:  # its device's: the others know no more than the status
+    # its device's: the others know no more than the status
+    if start.staging is not None and is_own and failure.status != "mismatch":
+        text = str(failure).removeprefix(f"{call.what}: ")
         call.failure = call.failure or Error(failure.status, text)
     try:
         call.agree()
