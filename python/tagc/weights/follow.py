@@ -1,11 +1,9 @@
 """Follower: turns weights into the newest version in a store.
 
-    manifest -> the files of each version on the way, fetched as a whole -> checked -> written, version after
-    version
+    manifest -> files of all versions on the way, fetched as a whole -> checked -> written, one by one
 
 Nothing is written before all of it is here, so that what happens to the store or its sender meanwhile leaves
-the
-version that the weights have. Of files that are larger than some MB only one message is in memory at a
+the version that the weights have. Of files that are larger than some MB only one message is in memory at a
 time."""
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Where the tensors of a store lie in a receiver's model: under other names, in rows of packed weights, in
-shards
-of tensor parallelism, in the experts of one rank.
+shards of tensor parallelism, in the experts of one rank.
 
 The store has tensors as checkpoints of Hugging Face have them: whole, and none packed. An engine's rank has
-some
-of their elements, where its loaders put them. Of vLLM 0.33 and SGLang 0.5.23, whose layers have the same
+some of their elements, where its loaders put them. Of vLLM 0.33 and SGLang 0.5.23, whose layers have the same
 attributes, engine_layout() reads from the modules which these are."""
 
 from __future__ import annotations

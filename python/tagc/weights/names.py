@@ -1,7 +1,7 @@
 """Trainers' tensors as checkpoints of Hugging Face name and shape them, which is how a store has them.
 
-    wrappers    of torch.compile(), activation checkpoints, DDP, PEFT: names only, and a Publisher drops most
-    by itself
+    wrappers    of torch.compile(), activation checkpoints, DDP, PEFT: names only. A Publisher drops most
+                by itself
     Megatron    packed and interleaved weights on ranks of tensor, pipeline and expert parallelism: Parts
 
 A mapping is a function or a dict; these are the common ones."""
@@ -66,10 +66,8 @@ def megatron(
     tensors: Mapping[str, torch.Tensor] | torch.nn.Module, of: Megatron
 ) -> dict[str, torch.Tensor | Parts]:
     """Returns what this rank has of a GPT of Megatron Core (0.12 to 0.16, its names of Transformer Engine's
-    and of
-    local layers) by names of checkpoints: a model for a Publisher, whose group is the ranks that together
-    have
-    each element. Error for a tensor that has no place in a checkpoint of this kind."""
+    and of local layers) by names of checkpoints: a model for a Publisher, whose group is the ranks that
+    together have each element. Error for a tensor that has no place in a checkpoint of this kind."""
     if isinstance(tensors, torch.nn.Module):
         tensors = dict(tensors.named_parameters())
     result: dict[str, torch.Tensor | Parts] = {}

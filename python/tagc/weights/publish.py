@@ -1,11 +1,9 @@
 """Publisher: writes a trainer's weights to a store, version after version.
 
-    publish()   what changed -> a file of each sender -> all senders know all files -> the first writes the
-    manifest
+    publish()   what changed -> a file of each sender -> all know all files -> the first writes the manifest
 
 What dies before the manifest is there leaves the version before it. Who starts again reads from the store
-what
-receivers have, and goes on with the next number."""
+what receivers have, and goes on with the next number."""
 
 from __future__ import annotations
 
@@ -103,8 +101,7 @@ class Publisher:
 
     def publish(self) -> int:
         """Writes the next version of the weights, and returns its number. After an Error receivers have no
-        new
-        version, and the next one has all weights. Collective."""
+        new version, and the next one has all weights. Collective."""
         assert self._store is not None
         self._sync.agreed(self._check)
         is_whole, self._needs_whole = self._needs_whole, True

@@ -114,8 +114,8 @@ class Folder:
 
 
 class Objects:
-    """Of any file system of fsspec. Whether two senders can both write a manifest depends on it: S3, Google's
-    and Azure's refuse the second put, others look first and write then."""
+    """Of any file system of fsspec. Whether two senders can both write a manifest depends on it: s3fs on AWS,
+    gcsfs and adlfs refuse the second put. Others may look first and write then, or not look."""
 
     def __init__(self, address: str) -> None:
         try:
@@ -233,7 +233,7 @@ class Manifest:
 def newest(store: Store, tries: int = 5) -> Manifest | None:
     """Returns the newest manifest; None if there is none."""
     for _ in range(tries):
-        names = sorted(name for name in store.names() if name.startswith(_MANIFEST))
+        names = manifests(store.names())
         if not names:
             return None
         try:

@@ -62,8 +62,7 @@ class WeightSync:
 
     model: a module, also under FSDP2 or DDP, or a dict of tensors by name, of which some may be Parts of
     others. Receivers need the same names, shapes and dtypes, and may be sharded otherwise or not at all.
-    Tied tensors travel once, under the first
-    name; no others may overlap in memory.
+    Tied tensors travel once, under the first name; no others may overlap in memory.
     group: of senders and receivers. source: the rank of it that sends, or the ranks: under FSDP2 all that
     hold shards. None: this process alone, which calls encode() or apply().
     dtype: in which floating-point parameters travel, for senders that train in another, such as

@@ -378,3 +378,5 @@ def test_verl_sends_by_a_store(tmp_path, monkeypatch):
         step(here, generator)
     with pytest.raises(tagc.Error, match="engine_kwargs.tagc.store is missing"):
         made(bucket_size=1)
+    with pytest.raises(TypeError, match="stoer"):  # not left out
+        made(bucket_size=1, stoer="/policy")

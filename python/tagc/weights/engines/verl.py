@@ -6,9 +6,8 @@
       engine_kwargs: {tagc: {store: /shared/policy}}
 
 The first rank of the actor has whole tensors from verl, keeps them in CPU memory, and publishes them. Each
-rank of
-a rollout keeps them in CPU memory, too, follows the store, and hands all to its engine as verl's others
-do."""
+rank of a rollout keeps them in CPU memory, too, follows the store, and hands all to its engine as verl's
+others do."""
 
 from __future__ import annotations
 
@@ -36,8 +35,8 @@ class StoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         wait_s: float = 600.0,
         folder: str | None = None,
         is_master: bool = False,
-        **_: Any,
     ) -> None:
+        """bucket_size, is_master: verl's, the rest is engine_kwargs. bucket_size is of no use here."""
         if not store:
             raise Error(
                 "argument", "engine_kwargs.tagc.store is missing: a path or an address that all ranks reach"

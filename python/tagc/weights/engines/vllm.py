@@ -145,8 +145,7 @@ class StoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: ig
 
 class _Pieces(Mapping[str, "torch.Tensor | Parts"]):
     """The tensors of a WeightSource as a dict of what this rank owns: its pieces, or where the source has
-    none,
-    whole tensors. Each items() is a pass over the source, which all ranks make."""
+    none, whole tensors. Each items() is a pass over the source, which all ranks make."""
 
     def __init__(self, source: Any, rank: int) -> None:
         self._source, self._rank = source, rank
