@@ -52,7 +52,7 @@ static double reducer_of(const tagc_mesh_question *q, const tagc_mesh_values *un
                          const tagc_mesh_group *g, tagc_reducer_options *r) {
     const double n_values[TAGC_N_CLASSES] = {unit->compressed, unit->mild, unit->dense};
     tagc_reducer_options_init(r);
-    r->n_elems = tagc_padded_elems((uint64_t)ceil(n_values[class_] / g->per_host), g->n_hosts);
+    r->n_elems = tagc_plan_own_elems(n_values[class_], g->n_hosts, g->per_host);
     tagc_reducer_options_send_whole(r, TAGC_FORMAT_BF16); /* as the gradients are */
     if (class_ != TAGC_CLASS_DENSE) {
         tagc_schedule_options schedule;

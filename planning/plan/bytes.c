@@ -5,7 +5,7 @@
 #include "exchange/volume.h"
 #include <math.h>
 
-static uint64_t elems_of(double n_values, int n_hosts, int per_host) {
+uint64_t tagc_plan_own_elems(double n_values, int n_hosts, int per_host) {
     return tagc_padded_elems((uint64_t)ceil(n_values / per_host), n_hosts);
 }
 
@@ -20,7 +20,7 @@ tagc_status tagc_plan_reduced_bytes(tagc_reducer_options *options, double n_valu
     double sent = 1 - options->sparsity;
     tagc_volume volume;
     tagc_volume_data data = {.sent_density = sent, .union_density = 1 - pow(1 - sent, n_hosts)};
-    options->n_elems = elems_of(n_values, n_hosts, per_host);
+    options->n_elems = tagc_plan_own_elems(n_values, n_hosts, per_host);
     TAGC_TRY(tagc_reducer_volume(options, n_hosts, 0, &data, &volume));
     *n_bytes = sum_of(&volume);
     return TAGC_OK;
@@ -30,7 +30,7 @@ tagc_status tagc_plan_gathered_bytes(int kind, double n_values, int n_hosts, int
     tagc_gatherer_options options;
     tagc_volume volume;
     tagc_gatherer_options_init(&options);
-    options.n_elems = elems_of(n_values, n_hosts, per_host);
+    options.n_elems = tagc_plan_own_elems(n_values, n_hosts, per_host);
     tagc_gatherer_options_choose(&options, kind);
     TAGC_TRY(tagc_gatherer_volume(&options, n_hosts, &volume));
     *n_bytes = sum_of(&volume);

@@ -4,6 +4,9 @@
 
 #include "tagc/tagc.h"
 
+/* Values that a rank exchanges of so many: each of a host's ranks has its part. */
+uint64_t tagc_plan_own_elems(double n_values, int n_hosts, int per_host);
+
 /* Bytes that a rank sends to the others of its place, as if each chose independently what to send. n_values: of a part, of which
  * each of a host's ranks has as much. options: its n_elems is written. */
 tagc_status tagc_plan_reduced_bytes(tagc_reducer_options *options, double n_values, int n_hosts, int per_host,
