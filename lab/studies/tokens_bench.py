@@ -1,5 +1,5 @@
-"""Seconds and bytes of the all-to-alls of a layer of experts: tokens there and back, and the gradients of both.
-Torch's own in bf16 against tagc's, in one run, in turn, over hosts with slow links (root; lab/hosts).
+"""Seconds and bytes of the all-to-alls of a layer of experts: tokens there and back, and the gradients of
+both. Torch's own in bf16 against tagc's, in one run, in turn, over hosts with slow links (root; lab/hosts).
 
     sudo $(scripts/python.sh find) lab/studies/tokens_bench.py --rates 100mbit 1gbit
     ... --ranks-per-host 2            # two levels
@@ -92,8 +92,10 @@ def run(args):
             if step >= 0:
                 rows[name].append((seconds.item(), n_bytes))
     if rank == 0:
-        print(f"{world_size} ranks on {n_hosts} hosts, {args.rate}, {args.tokens} tokens of width {args.width} "
-              f"a rank, top {args.top_k} of {args.experts} experts; torch {torch.__version__}")  # fmt: skip
+        print(
+            f"{world_size} ranks on {n_hosts} hosts, {args.rate}; {args.tokens} tokens of width "
+            f"{args.width} a rank, top {args.top_k} of {args.experts} experts; torch {torch.__version__}"
+        )
         for name in ARMS:
             seconds = [s for s, _ in rows[name]]
             faster = [a / b for (a, _), (b, _) in zip(rows["bf16"], rows[name])]

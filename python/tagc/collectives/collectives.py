@@ -1,12 +1,11 @@
-"""Collectives: reduce-scatter, all-reduce, all-gather and all-to-all of tensors, as torch has them, compressed
-and, where sums or gathers come again, with error feedback by key. For loops and optimizers that communicate
-by themselves.
+"""Collectives: reduce-scatter, all-reduce, all-gather and all-to-all of tensors, as torch has them, but
+compressed, the first three with error feedback by key. For loops and optimizers that communicate by
+themselves.
 
-A call goes the same way as a hook's: Passes.exchange() for reductions, gathers.AllGather for gathers, Tokens
-for all-to-alls, which have no residual. With
-tensors in CPU memory it waits for its turn in the runner's thread, so that it returns at once and all run in
-the order in which they were made. What goes by the caller's own group runs in the caller, who knows the order
-of its collectives."""
+A call goes the same way as a hook's: Passes.exchange() for reductions, gathers.AllGather for gathers; Tokens
+is for all-to-alls. With tensors in CPU memory it waits for its turn in the runner's thread, so that it
+returns at once and all run in the order in which they were made. What goes by the caller's own group runs in
+the caller, who knows the order of its collectives."""
 
 from __future__ import annotations
 
@@ -24,10 +23,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tagc import _library
 from tagc._library import Error
-from tagc.collectives import operators, tokens
+from tagc.collectives import operators
 from tagc.collectives.calls import Call, Reader, Work, check, check_complete, copy, flat, keys_of
 from tagc.collectives.keys import Keys, Reduced, Saved, Use
-from tagc.collectives.tokens import BOUNDARIES, Boundary, Tokens
+from tagc.collectives.tokens import BOUNDARIES, Boundary, TokenCall, Tokens, check_tokens
 from tagc.torch.extension import (
     AllGather,
     Class,
@@ -157,6 +156,9 @@ class Collectives:
         self._hosts = self._keys.own_hosts()
         self._tokens = Tokens(self._passes, self._group, self._hosts)
         self._passes.frees.append(self._tokens.close)
+        self._exchanges: dict[
+            Any, operators.Exchange
+        ] = {}  # kept here, since a graph only knows their numbers
         # such calls use groups in which the caller may have collectives of its own
         self._is_in_caller = self._hosts.is_one
         self._order = threading.RLock()  # held while a call takes its place
@@ -247,8 +249,11 @@ class Collectives:
 
             output = exchange(input, output_split_sizes, input_split_sizes)
 
-        For models, also in torch.compile(), which sees it as one node. Make it once, and keep it. Local."""
-        return operators.Exchange(self, key, self._tokens.n_ranks)
+        For models, also in torch.compile(), which sees it as one node. It needs this object to be there.
+        Local."""
+        if key not in self._exchanges:
+            self._exchanges[key] = operators.Exchange(self, key, self._tokens.n_ranks)
+        return self._exchanges[key]
 
     def synchronize(self) -> None:
         """Waits until all calls so far are complete, and raises the first failure that no wait() has raised.
@@ -447,7 +452,7 @@ class Collectives:
 
     def _token_call(
         self, output: Any, input: Any, output_splits: Any, input_splits: Any, key: Any, is_backward: bool
-    ) -> tokens.Call:
+    ) -> TokenCall:
         """Returns the call, checked as far as this rank can."""
         values = self._backward if is_backward else self._forward
         name, failure = "None", None
@@ -457,12 +462,12 @@ class Collectives:
         receives: list[int] = []
         try:
             name = self._keys.name_of_tokens(key)
-            sends, receives = tokens.check(output, input, output_splits, input_splits, self._tokens.n_ranks)
+            sends, receives = check_tokens(output, input, output_splits, input_splits, self._tokens.n_ranks)
             source, target = flat(input), flat(output)
         except Error as problem:
             failure = problem
         seed = self._keys.seed_of_tokens(name) if is_backward else 0
-        return tokens.Call(name, source, target, sends, receives, values, is_backward, seed, failure)
+        return TokenCall(name, source, target, sends, receives, values, is_backward, seed, failure)
 
     def _drain(self) -> None:
         """Waits for the calls in the runner's thread."""

@@ -1,5 +1,5 @@
-"""Expert parallelism whose tokens travel in few bits: a style for parallelize_module() around another one, such
-as torchtitan's ExpertParallel."""
+"""Expert parallelism whose tokens travel in few bits: a style for parallelize_module() around another one,
+such as torchtitan's ExpertParallel."""
 
 from __future__ import annotations
 

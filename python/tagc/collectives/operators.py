@@ -1,5 +1,5 @@
-"""all_to_all() for autograd: in place, as torch's, and as the operator tagc::all_to_all, which a compiler sees as
-one node, with a fake kernel and with its gradient as an all-to-all back.
+"""all_to_all() for autograd: in place, as torch's, and as the operator tagc::all_to_all, which a compiler
+sees as one node, with a fake kernel and with its gradient as an all-to-all back.
 
 Which Collectives and key it is, the operator learns from a tensor: a number or a name would be part of the
 graph, and the blocks of a model could not share one."""
@@ -70,7 +70,7 @@ def _run(
 ) -> torch.Tensor:
     exchange = _of.get(int(number))
     if exchange is None:
-        raise Error("state", "this graph was made for what Collectives.tokens() gave, which is gone: keep it")
+        raise Error("state", "this graph was made for tokens() of a Collectives that is gone: keep it")
     output = input.new_empty((sum(received), *input.shape[1:]))
     maker, key = exchange.maker, exchange.key
     maker._begin_tokens(output, input.contiguous(), received, sent, key, is_backward).wait()

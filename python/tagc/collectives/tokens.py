@@ -31,7 +31,7 @@ _CODED = {torch.float32: torch.float32, torch.bfloat16: torch.bfloat16, torch.fl
 _FORMATS = {torch.float32: lib.FORMATS["fp32"], torch.bfloat16: lib.FORMATS["bf16"]}
 
 
-class Call(NamedTuple):
+class TokenCall(NamedTuple):
     """One call as this rank sees it, with tensors of any device without their history. failure: why this rank
     only tells the others."""
 
@@ -67,7 +67,7 @@ def _counts(what: str, tensor: torch.Tensor, splits: Sequence[int] | None, n_ran
     return [n * row for n in rows]
 
 
-def check(
+def check_tokens(
     output: Any, input: Any, output_splits: Sequence[int] | None, input_splits: Sequence[int] | None, n: int
 ) -> tuple[list[int], list[int]]:
     """Returns the elements that go to each of n ranks, and that come from each. Error unless all fits.
@@ -124,7 +124,7 @@ class Tokens:
         self._made: tuple[Comm, ctypes.c_void_p] | None = None
         self.n_ranks, self.rank = group.size(), group.rank()
 
-    def run(self, call: Call) -> None:
+    def run(self, call: TokenCall) -> None:
         """Exchanges. Collective; all ranks raise an Error where one fails."""
         if self.n_ranks == 1:
             if call.failure is not None:
@@ -146,7 +146,7 @@ class Tokens:
 
     # ---- private ----
 
-    def _own_words(self, call: Call) -> _Words:
+    def _own_words(self, call: TokenCall) -> _Words:
         """Also of what all ranks must have alike: equal sums in a ring, in which each rank is once."""
         if call.failure is not None:
             return _Words(0, 0)
@@ -156,15 +156,15 @@ class Tokens:
         expected = _checksum(rank, n, call.receives) + _checksum((rank + 1) % n, 1, [alike])
         return _Words(sent & 2**64 - 1, expected & 2**64 - 1)
 
-    def _two_levels(self, call: Call) -> None:
+    def _two_levels(self, call: TokenCall) -> None:
         hosts, failure = self._hosts, call.failure
         assert hosts.within is not None
         comm = self._passes.comm(hosts.within)
         try:
             comm.agree(f"all_to_all() of key {call.name}", {}, failure)
-        except Error as theirs:  # other hosts hear of it between hosts
+        except Error as problem:  # other hosts hear of it between hosts
             nothing = torch.empty(0, dtype=torch.uint8)
-            self._between(call, nothing, [], [], _Words(0, 0), theirs)
+            self._between(call, nothing, [], [], _Words(0, 0), problem)
             raise
         own = self._own_words(call)
         said = comm.all_gather(struct.pack(f"<{2 + self.n_ranks}Q", own.sent, own.expected, *call.sends))
@@ -178,8 +178,8 @@ class Tokens:
             if n != call.receives[first + place]:
                 failure = Error(
                     "mismatch",
-                    f"{call.receives[first + place]} elements are expected of rank {comm.ranks[place]}, which "
-                    f"sends {n}",
+                    f"{call.receives[first + place]} elements are expected of rank {comm.ranks[place]}, "
+                    f"which sends {n}",
                 )
         sends = [
             sum(theirs[host * per_host + hosts.place] for theirs in counts) for host in range(hosts.n_hosts)
@@ -189,7 +189,7 @@ class Tokens:
         ]
         self._between(call, staged, sends, receives, words, failure)
 
-    def _spread_within(self, comm: Comm, call: Call, counts: list[tuple[int, ...]]) -> torch.Tensor:
+    def _spread_within(self, comm: Comm, call: TokenCall, counts: list[tuple[int, ...]]) -> torch.Tensor:
         """Gives neighbours what is for ranks of their place, whole, and returns what neighbours have for this
         place, by host and then by neighbour. comm: of this host."""
         hosts, per_host = self._hosts, self._hosts.per_host
@@ -226,7 +226,7 @@ class Tokens:
 
     def _between(
         self,
-        call: Call,
+        call: TokenCall,
         source: torch.Tensor,
         sends: list[int],
         receives: list[int],
@@ -252,7 +252,7 @@ class Tokens:
     def _exchange(
         self,
         made: ctypes.c_void_p,
-        call: Call,
+        call: TokenCall,
         source: torch.Tensor,
         sends: list[int],
         receives: list[int],

@@ -288,8 +288,8 @@ def compilers_see_one_node(rank, world_size):
 
 
 def heads_are_spread(rank, world_size):
-    """Context parallelism by all-to-all: between layers each rank has a part of the sequence, in attention a part
-    of the heads."""
+    """Context parallelism by all-to-all: between layers each rank has a part of the sequence, in attention a
+    part of the heads."""
     n, n_heads, size = 64 * world_size, 4 * world_size, 32
 
     def spread(exchange, x):  # (n / W, heads, size) -> (n, heads / W, size)
