@@ -219,7 +219,7 @@ def advise_shape(
     if step_s is not None:
         step_s = max(share(group, step_s))
     rows = forecast(shape, found, step_s, survey.hosts.per_host)
-    advice = choose(rows) | {
+    advice = choose(rows, spread=found["spread"]) | {
         "wrap": shape.wrap,
         "world_size": shape.world_size,
         "n_params": shape.n_params,
@@ -504,7 +504,7 @@ def local_of(
         }
     steps = choose_every(compute_s, exchange_s) if every == "auto" else int(every)
     row = {"name": LOCAL, "every": steps, "step_s": local_step_s(compute_s, exchange_s, steps)}
-    verdict, reason = choose_local(chosen, row, compute_s)
+    verdict, reason = choose_local(chosen, row, compute_s, found["spread"])
     return row | {
         "bits": bits / steps,
         "exchange_s": exchange_s,
