@@ -295,10 +295,51 @@ def test_a_gain_within_the_spread_is_none():
     assert len(seen) == 4, seen
     for spread, verdict in ((1.9, "pays"), (2.1, "makes no difference")):  # 0.2 s are gained, 0.2 s stay
         assert choices.choose(rows_of(0.4, 0.2, 1.0), spread=spread)["verdict"] == verdict
-    each, local = ({"name": "each", "step_s": 1.4, "comm_s": 0.4}, {"name": "local", "step_s": 1.2, "every": 9})
+    each = {"name": "each", "step_s": 1.4, "comm_s": 0.4}
+    local = {"name": "local", "step_s": 1.2, "every": 9}
     for spread, verdict in ((1.9, "pays"), (2.1, "makes no difference")):
         says, reason = choices.choose_local(each, local, 1.0, spread)
         assert says == verdict and (choices.UNSTEADY in reason) == (verdict != "pays")
+
+
+def test_the_call_is_that_of_the_options():
+    """Whatever is chosen: the call that the text ends with has these options, and the optimizer where values
+    are selected."""
+    import tagc.torch as tagc
+
+    given = []
+    namespace = {
+        "model": "model",
+        "optimizer": "optimizer",
+        "tagc": type("tagc", (), {
+            "Options": tagc.Options,
+            "compress": staticmethod(lambda *words, **options: given.append((words, options))),
+        }),
+    }  # fmt: skip
+    found = found_on(30e6)
+    for options in survey.GRADIENTS[1:]:
+        for part in survey.parts_of(options, "fp32"):
+            found["codec"][survey.codec_of(part, True)] = 1e-9
+    rows = [row for row in advice.forecast(shape_of(), found) if row["choice"] == "compress"]
+    assert len(rows) > 20
+    for row in rows:
+        exec(choices.call_of(row["options"]), namespace)
+        words, options = given.pop()
+        assert options == tagc.grouped(row["options"])
+        assert words == ("model", "optimizer")[: 2 if row["options"].get("sparsity") else 1]
+        tagc.check_options(**options)
+    options = choice(shape_of("ddp"), found_on(1e6), 1.0)[0]["options"]
+    assert options and tagc_text(1.0).endswith(f"\n    {choices.call_of(options)}")
+
+
+@pytest.mark.parametrize("wrap", ["fsdp2", "ddp"])
+def test_nothing_is_selected_where_nothing_is_compressed(wrap):
+    """Of norms and biases alone. FSDP2's parameters may pay for themselves."""
+    units = [{"dense": MEAN}] * 6
+    shape = survey.Shape(wrap, 2, units, [2 * (wrap == "fsdp2")] * 6, all_reduce=wrap == "ddp")
+    chosen, _ = choice(shape, found_on(30e6), step_s=0.3)
+    assert not chosen["options"].get("sparsity"), chosen
+    assert chosen["choice"] == ("compress" if wrap == "fsdp2" else "off")
 
 
 def test_computing_hides_a_slow_link_under_ddp():

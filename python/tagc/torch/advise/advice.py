@@ -21,6 +21,7 @@ from tagc._library import Error
 from tagc.torch.advise.choice import (
     EVERY,
     bytes_text,
+    call_of,
     choose,
     choose_every,
     choose_local,
@@ -566,6 +567,8 @@ def text_of(advice: Mapping[str, Any]) -> str:
     if has_cards:
         lines.append("a host sends: to other hosts in a step; of torch's own, as much as a ring of all ranks")
     lines.append(advice["reason"])
+    if advice["choice"] == "compress":
+        lines.append(f"    {call_of(advice['options'])}")
     if advice["bucket"]:
         bucket = advice["bucket"]
         lines.append(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tagc import _library as lib
+from tagc.torch.schedule.options import grouped
 
 UNSTEADY = "runs of the same measurement differ by more, so measure again"
 EVERY = (5, 10, 20, 30, 50, 100, 200, 300, 500)  # steps between exchanges of local steps
@@ -57,6 +58,22 @@ def choose(
         "gain": factor_of(baseline, chosen, of),
         "reason": text,
     }
+
+
+def call_of(options: Mapping[str, Any]) -> str:
+    """Returns the call of compress() with these options. One that selects needs the optimizer."""
+    given = grouped(options)
+    inner = given.pop("options", None)
+    words = [f"{name}={_literal(value)}" for name, value in given.items()]
+    if inner is not None:
+        inner_words = (f"{name}={_literal(options[name])}" for name in vars(inner) if name in options)
+        words.append(f"options=tagc.Options({', '.join(inner_words)})")
+    optimizer = ["optimizer"] if options.get("sparsity") else []
+    return f"handle = tagc.compress({', '.join(['model', *optimizer, *words])})"
+
+
+def _literal(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 def apart_s(
