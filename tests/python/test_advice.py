@@ -318,8 +318,7 @@ def test_the_call_is_that_of_the_options():
     }  # fmt: skip
     found = found_on(30e6)
     for options in survey.GRADIENTS[1:]:
-        for part in survey.parts_of(options, "fp32"):
-            found["codec"][survey.codec_of(part, True)] = 1e-9
+        found["codec"][survey.codec_of(survey.parts_of(options, "fp32")[0], True)] = 1e-9
     rows = [row for row in advice.forecast(shape_of(), found) if row["choice"] == "compress"]
     assert len(rows) > 20
     for row in rows:
@@ -778,13 +777,13 @@ def test_the_command_gives_no_verdict_where_messages_differ_by_more():
     from tagc.commands import advise as command
 
     asked = command.parser().parse_args(["--params=350m"])
-    for bytes_per_s, codec_ns in ((1e8, 1.0), (5e9, 1000.0), (1e12, 0.0)):
+    for bytes_per_s, codec_ns in ((1e8, 1.0), (5e9, 1.0), (1e12, 0.0)):
         link = command.Link(1e-4, bytes_per_s, 1.0)
         said = command._advice(asked, 2, 1, link, codec_ns, "")
         assert "no verdict" not in said
         (factor,) = re.findall(r" is ([\d.]+) times as fast as ", said)
         ratio = max(float(factor), 1 / float(factor))
-        for spread in (0.98 * ratio, 1.02 * ratio):
+        for spread in (0.9 * ratio, 1.1 * ratio):  # it is printed in two digits
             doubted = command._advice(asked, 2, 1, link._replace(spread=spread), codec_ns, "")
             assert doubted.endswith(said.split("\n", 1)[1])
             assert ("\nno verdict: " in doubted) == (ratio > 1.05 and spread > ratio), doubted

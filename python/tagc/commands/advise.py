@@ -112,12 +112,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _advice(
-    arguments: argparse.Namespace,
-    n_hosts: int,
-    per_host: int,
-    link: Link,
-    codec_ns: float,
-    where: str,
+    arguments: argparse.Namespace, n_hosts: int, per_host: int, link: Link, codec_ns: float, where: str
 ) -> str:
     """Returns what was measured, and the plan. link: of each of per_host ranks."""
     payload = 8 * per_host * link.bytes_per_s  # of a host's card
