@@ -110,7 +110,7 @@ def rows_arrive(rank, world_size, hosts=None):
                 exact = torchs(input, sends, receives)
                 check_rounded(output, exact, is_whole, 4 if forward == "int4" else 8, (forward, hosts))
             even, output = given(rank, 9, 8 * world_size), torch.empty(8 * world_size, WIDTH)
-            comm.all_to_all(output, even)  # the same number for each
+            comm.all_to_all(output, even, output_split_sizes=None, input_split_sizes=None)  # equally many
             assert output.equal(torchs(even, [8] * world_size, [8] * world_size))
             spoilt = torch.zeros(world_size * 64, WIDTH)
             spoilt[::64, 5] = float("nan")
