@@ -30,6 +30,7 @@ import oracles
 import ranks
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = (
@@ -248,7 +249,6 @@ def parallelize_module(take):
 
 @provides
 def ExpertParallel(take):
-    from torch.distributed._functional_collectives import all_to_all_single_autograd
     from torch.distributed.tensor.parallel import ParallelStyle
 
     class Style(ParallelStyle):
