@@ -1,11 +1,12 @@
-"""How fast changes of bf16 weights are encoded and applied, on one core, beside what others send: the table of
-lab/docs/weight-changes.md.
+"""How fast changes of bf16 weights are encoded and applied, on one core, beside what others send: the table
+of lab/docs/weight-changes.md.
 
     OMP_NUM_THREADS=1 python lab/studies/weight_speed.py        # a minute of one core, 400 MB
 
 All codes take turns in each round, so that what else the machine does meets all of them. A round's figure is
-GB/s of weights, at 2 bytes each; shown are the median and the best of the rounds. `apply` of tagc checks the
-message, too, as receivers do. int32 + bf16 are torch's nonzero() and index; zstd is libzstd, if it is there."""
+GB/s of weights, at 2 bytes each; shown are the median and the best of the rounds. `apply` of tagc checks
+the message, too, as receivers do. int32 + bf16 are torch's nonzero() and index; zstd is libzstd, if it is
+there."""
 
 import argparse
 import ctypes
@@ -213,7 +214,8 @@ def main():
         "one unit, anywhere": (weights, by_units(weights, args.share, random)),
         "a step of one size": by_a_step(weights, args.share, random),
     }
-    print("| changes | code | bits per change | encode GB/s, best | apply GB/s, best |\n|---|---|---:|---:|---:|")
+    print("| changes | code | bits per change | encode GB/s, best | apply GB/s, best |")
+    print("|---|---|---:|---:|---:|")
     for case, (before, after) in cases.items():
         k = int((words(before) != words(after)).sum())
         with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:

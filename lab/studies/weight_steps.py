@@ -6,10 +6,10 @@ lab/docs/weight-changes.md.
 
 Two models train in fp32 with AdamW, and their weights travel as bf16: a GPT that learns which texts are
 rewarded, by GRPO, after it has learnt to write; and all-MiniLM-L6-v2, which goes on as a masked language
-model. Each entropy is the mean over the changes of a step of what a code needs that knows the share of changes
-in each group: in the rows of a tensor, or among weights of one exponent, which a receiver knows, too. That
-code is not told for nothing, and of few weights any share seems to be known. So each is given beside that of as
-many changes at random places."""
+model. Each entropy is the mean over the changes of a step of what a code needs that knows the share of
+changes in each group: in the rows of a tensor, or among weights of one exponent, which a receiver knows, too.
+That code is not told for nothing, and of few weights any share seems to be known. So each is given beside
+that of as many changes at random places."""
 
 import argparse
 import math
@@ -27,9 +27,6 @@ from gpt import GPT, Config
 from weight_changes import differences, entropy, entropy_of_places, words
 
 from tagc.weights import frame
-
-N_BINS = 1 << 20  # rows of a tensor, at most
-
 
 # ---- where changes are ----
 
@@ -50,10 +47,30 @@ def at_random(changed, generator):
     return changed[torch.randperm(len(changed), generator=generator)]
 
 
+def with_exponents(changed, exponents, generator):
+    """Returns as many changes of each exponent, at other places."""
+    shuffled = torch.randperm(len(changed), generator=generator)
+    here, there = exponents.argsort(stable=True), shuffled[exponents[shuffled].argsort(stable=True)]
+    moved = torch.empty_like(changed)
+    moved[there] = changed[here]
+    return moved
+
+
 def of_step(before, after, random):
     """Returns what a step changed. before, after: bf16 by name."""
     sums = dict.fromkeys(
-        ("n", "k", "rows", "rows at random", "exponents", "exponents at random", "both", "bytes"), 0.0
+        (
+            "n",
+            "k",
+            "rows",
+            "rows at random",
+            "exponents",
+            "exponents at random",
+            "both",
+            "both at random",
+            "bytes",
+        ),
+        0.0,
     )
     found, signs = [], []
     for name, old in before.items():
@@ -74,7 +91,8 @@ def of_step(before, after, random):
             ("rows at random", rows, other),
             ("exponents", exponents, changed),
             ("exponents at random", exponents, other),
-            ("both", rows % N_BINS * 256 + exponents, changed),
+            ("both", rows * 256 + exponents, changed),
+            ("both at random", rows * 256 + exponents, with_exponents(changed, exponents, random)),
         ):
             sums[key] += k * entropy_by(groups, where)
         moves = differences(old.flatten(), new.flatten())
