@@ -13,6 +13,7 @@
 /* Of what outlives a step, and names no unit of a comm: of a state, and of blocks and changes. */
 #define TAGC_WIRE_STATE_VERSION 2
 #define TAGC_WIRE_SAVED_VERSION 1
+#define TAGC_WIRE_CHANGES_VERSION 2
 enum { TAGC_WIRE_MAX_INDEX = 2 }; /* the largest tagc_index */
 
 typedef enum tagc_wire_kind {

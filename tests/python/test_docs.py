@@ -294,6 +294,16 @@ def model(take):
 
 
 @provides
+def peft_model(take):
+    """With an adapter, by PEFT's names."""
+    torch.manual_seed(7)
+    made = nn.ModuleDict({"q_proj": nn.Module()})
+    made["q_proj"].lora_A = nn.ModuleDict({"default": nn.Linear(8, 2, bias=False)})
+    made["q_proj"].lora_B = nn.ModuleDict({"default": nn.Linear(2, 8, bias=False)})
+    return made
+
+
+@provides
 def handle(take):
     made = take("tagc").compress(take("model"), verbose=False)
     backward(take("model"), take.rank, 0)
