@@ -47,7 +47,7 @@ WITHOUT["to work on libtagc"] = [
 LIMITS = {
     "core of tagc.torch": 14_600,
     "annexes together": 14_450,  # weights has a store, layouts and adapters of engines
-    "to work on libtagc": 24_330,  # ranks of a host agree at the end of an exchange
+    "to work on libtagc": 23_950,
     "to work on compress()": 14_300,  # devices by models, beside the way of several GPUs per host
     "bytes of lab/results/": 1_062_000,
 }
