@@ -18,7 +18,15 @@ import torch.distributed as dist
 from tagc import _library as lib
 from tagc import _planner as planner
 from tagc._library import Error
-from tagc.torch.advise.choice import bytes_text, choose, choose_local, factor_of, mildest, seconds_text
+from tagc.torch.advise.choice import (
+    bytes_text,
+    call_of,
+    choose,
+    choose_local,
+    factor_of,
+    mildest,
+    seconds_text,
+)
 from tagc.torch.advise.first_words import about_host
 from tagc.torch.advise.shape import OTHER, Shape, advised, is_one, look
 from tagc.torch.advise.survey import (
@@ -209,7 +217,7 @@ def advise_shape(
     if step_s is not None:
         step_s = max(share(group, step_s))
     rows = forecast(shape, found, step_s, survey.hosts.per_host)
-    advice = choose(rows) | {
+    advice = choose(rows, spread=found["spread"]) | {
         "wrap": shape.wrap,
         "world_size": shape.world_size,
         "n_params": shape.n_params,
@@ -494,7 +502,7 @@ def local_of(
         }
     steps = planner.every_of(compute_s, exchange_s) if every == "auto" else int(every)
     row = {"name": LOCAL, "every": steps, "step_s": planner.local_s(compute_s, exchange_s, steps)}
-    verdict, reason = choose_local(chosen, row, compute_s)
+    verdict, reason = choose_local(chosen, row, compute_s, found["spread"])
     return row | {
         "bits": bits / steps,
         "exchange_s": exchange_s,
@@ -556,6 +564,8 @@ def text_of(advice: Mapping[str, Any]) -> str:
     if has_cards:
         lines.append("a host sends: to other hosts in a step; of torch's own, as much as a ring of all ranks")
     lines.append(advice["reason"])
+    if advice["choice"] == "compress":
+        lines.append(f"    {call_of(advice['options'])}")
     if advice["bucket"]:
         bucket = advice["bucket"]
         lines.append(
