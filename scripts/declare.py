@@ -40,7 +40,7 @@ LIBRARY = Target(
     "python/tagc/_declared.py",
     [
         f"include/tagc/{name}.h"
-        for name in "tagc transport native policy schedule model blocks changes device".split()
+        for name in "tagc transport native policy schedule model blocks all_to_all changes device".split()
     ],
     {
         "STATUS_NUMBERS": ("tagc_status", "TAGC_ERR_", False),

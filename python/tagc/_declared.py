@@ -206,6 +206,21 @@ class BlocksOptions(Structure):
     ]
 
 
+class AllToAllOptions(Structure):
+    _fields_ = [
+        ("struct_bytes", c_size_t), ("tag", c_uint64), ("ranks_per_host", c_int), ("min_elems", c_int),
+    ]
+
+
+class AllToAllCall(Structure):
+    _fields_ = [
+        ("struct_bytes", c_size_t), ("input", c_void_p), ("n_input", c_uint64), ("output", c_void_p),
+        ("n_output", c_uint64), ("sends", POINTER(c_uint64)), ("receives", POINTER(c_uint64)),
+        ("n_counts", c_uint64), ("blocks", POINTER(BlocksOptions)), ("element_bytes", c_uint64),
+        ("sent_word", c_uint64), ("expected_word", c_uint64),
+    ]
+
+
 class Run(Structure):
     _fields_ = [("start", c_uint64), ("target", c_uint64), ("length", c_uint64)]
 
@@ -413,6 +428,16 @@ FUNCTIONS: dict[str, dict[str, tuple[list[Any], Any]]] = {
         "tagc_blocks_bytes": ([POINTER(BlocksOptions), c_uint64, POINTER(c_uint64)], c_int),
         "tagc_blocks_encode": ([POINTER(BlocksOptions), c_void_p, c_uint64, c_void_p, c_uint64], c_int),
         "tagc_blocks_decode": ([POINTER(BlocksOptions), c_void_p, c_uint64, c_void_p, c_uint64], c_int),
+    },
+    "all_to_all.h": {
+        "tagc_all_to_all_options_init_sized": ([POINTER(AllToAllOptions), c_size_t], None),
+        "tagc_all_to_all_call_init_sized": ([POINTER(AllToAllCall), c_size_t], None),
+        "tagc_all_to_all_create": ([c_void_p, POINTER(AllToAllOptions), POINTER(c_void_p)], c_int),
+        "tagc_all_to_all_begin": ([c_void_p, POINTER(AllToAllCall)], c_int),
+        "tagc_all_to_all_fail": ([c_void_p, c_int, c_char_p], c_int),
+        "tagc_all_to_all_end": ([c_void_p], c_int),
+        "tagc_all_to_all_run": ([c_void_p, POINTER(AllToAllCall)], c_int),
+        "tagc_all_to_all_destroy": ([c_void_p], None),
     },
     "changes.h": {
         "tagc_changes_max_bytes": ([c_int, c_uint64, POINTER(c_uint64)], c_int),
