@@ -281,6 +281,10 @@ static int join_plain(walk *k, const tagc_class_items *of) {
 #if defined(__x86_64__)
 #define WITH_BMI __attribute__((target("avx2,popcnt,bmi,bmi2")))
 
+static int is_scalar(const tagc_classes_kernels *kernels) {
+    return kernels == &scalar_kernels;
+}
+
 WITH_BMI static void split_avx2(walk *k, const uint8_t *bits, tagc_class_items *of) {
     split_by(k, bits, of);
 }
@@ -293,10 +297,6 @@ WITH_BMI static int join_avx2(walk *k, const tagc_class_items *of) {
     return join_by(k, of, place_avx2);
 }
 #endif
-
-static int is_scalar(const tagc_classes_kernels *kernels) {
-    return kernels == &scalar_kernels;
-}
 
 void tagc_classes_split(const tagc_classes_kernels *kernels, size_t width, const tagc_classes *classes,
                         const uint8_t *values, const uint8_t *bits, size_t n, tagc_class_items *of) {
