@@ -332,7 +332,8 @@ static tagc_status hand_over(const tagc_model_part *from, const tagc_model_part 
             tagc_slot slot = tagc_member_slot(model, t, tagc_model_row_owner(model, row));
             float *values = to[t->part - parts];
             if (values)
-                memcpy(values + row * t->part->width + slot.offset, residual + at, slot.room * sizeof *values);
+                memcpy(values + row * t->part->width + slot.offset, residual + at,
+                       slot.room * sizeof *values);
             at += slot.room;
         }
     }

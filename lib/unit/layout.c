@@ -47,7 +47,8 @@ tagc_slot tagc_member_slot(const tagc_model *model, const tagc_member *t, uint64
         uint64_t first = owner * t->chunk, n_left = first < t->n_elems ? t->n_elems - first : 0;
         return (tagc_slot){t->offset, first, n_left < t->chunk ? n_left : t->chunk, t->chunk};
     }
-    uint64_t width = t->part->width, begin = owner * width, end = begin + width, last = t->offset + t->n_elems;
+    uint64_t width = t->part->width, begin = owner * width, end = begin + width,
+             last = t->offset + t->n_elems;
     uint64_t from = begin < t->offset ? t->offset : begin < last ? begin : last, to = end < last ? end : last;
     uint64_t n = to > from ? to - from : 0;
     return (tagc_slot){from > begin ? from - begin : 0, from - t->offset, n, n};
@@ -493,8 +494,8 @@ static tagc_status fill_ranges(tagc_model *model, size_t i) {
     for (size_t owner = 0; owner < n_owners; owner++) is_whole &= begins[owner] <= begins[owner + 1];
     if (!is_whole)
         return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "ranges of %s go from %llu to %llu, must go up from 0 to %llu, its elements", t->name,
-                         (unsigned long long)begins[0], (unsigned long long)begins[n_owners],
+                         "ranges of %s go from %llu to %llu, must go up from 0 to %llu, its elements",
+                         t->name, (unsigned long long)begins[0], (unsigned long long)begins[n_owners],
                          (unsigned long long)t->n_elems);
     t->begins = begins;
     t->offsets = model->offsets + i * n_owners;

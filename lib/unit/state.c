@@ -140,8 +140,9 @@ static tagc_status write_to_memory(void *context, const void *bytes, size_t n) {
 
 static tagc_status check_cut(const tagc_model *model) {
     if (!model->ranges) return TAGC_OK;
-    return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                     "the cut is RANGES, which a saved state does not tell: _get_residual has what is not sent");
+    return tagc_fail(
+        TAGC_ERR_UNSUPPORTED,
+        "the cut is RANGES, which a saved state does not tell: _get_residual has what is not sent");
 }
 
 tagc_status tagc_model_save(const tagc_model *model, void *bytes, size_t n_bytes, size_t *n_written) {

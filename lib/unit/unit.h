@@ -63,7 +63,8 @@ typedef struct tagc_member {
     const char *name;
     uint64_t n_elems;
     uint64_t chunk; /* elements that an owner has of it, but for the last ones; 0 in a flat and with ranges */
-    const uint64_t *begins; /* (n_owners + 1,): each owner has the elements from here to the next; NULL without ranges */
+    const uint64_t
+        *begins; /* (n_owners + 1,): each owner has the elements from here to the next; NULL without ranges */
     uint32_t unit;
     tagc_class kind;
     uint32_t apart;
