@@ -395,7 +395,8 @@ void tagc_classes_choose(size_t width, const uint8_t *values, const uint8_t *bit
     range ranges[GRADES];
     int n_ranges = 0;
     count_grades(width, values, bits, n, n_elems, n_items);
-    double stride = 1 + (double)((n + 63) / 64 / SAMPLED);
+    uint64_t n_skipped = (n + 63) / 64 / SAMPLED;
+    double stride = 1 + (double)n_skipped;
     for (int grade = 0; grade < GRADES; grade++) {
         if (!n_elems[grade] && !n_items[grade]) continue;
         double most = stride * n_elems[grade];
