@@ -91,7 +91,9 @@ static void on_moved(uv_handle_t *handle) {
 static void move_socket(native_socket *from, native_loop *loop) {
     native_socket *to = malloc(sizeof *to);
     if (!to) return;
+    tagc_native_lock_sockets(); /* others change where it is in the list of all */
     *to = *from;
+    tagc_native_unlock_sockets();
     to->loop = loop;
     to->held = (native_held){0};
     to->tcp.data = to;
