@@ -75,6 +75,9 @@ run 0 CC=cc WITHOUT=uv.h scripts/gpu.sh build "$work/made"
 said 'libuv 1.42 or newer is missing'
 run 77 CC=false scripts/gpu.sh build "$work/made"
 said 'no C compiler that works'
+mkdir others && touch others/file
+run 2 CC=cc scripts/gpu.sh build "$work/others"
+[ -e others/file ] || fail "another's folder was removed"
 
 # ---- run ----
 
@@ -114,7 +117,7 @@ verdict 7 passed
 
 # What fails, hangs or is deaf leaves the others.
 rm -rf out
-run 1 TAGC_GPU_PART_SECONDS=3 OF_bits=hang OF_bench_overlap=deaf OF_bench_cuda=3 OF_facts=77 scripts/gpu.sh run "$work/made" "$work/out"
+run 1 TAGC_GPU_PART_SECONDS=8 OF_bits=hang OF_bench_overlap=deaf OF_bench_cuda=3 OF_facts=77 scripts/gpu.sh run "$work/made" "$work/out"
 verdict 1 'passed, but for: torch skipped: there is none'
 verdict 2 passed
 verdict 4 'FAILED: bits stopped after [0-9]* s, at 5 s: fsdp2'
