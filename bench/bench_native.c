@@ -59,7 +59,7 @@ static tagc_comm *open_comm(const setting *set, shared *s, int rank, int n_threa
     tagc_native_options_init(&options);
     options.local = set->local;
     options.n_sockets = set->n_sockets;
-    options.n_threads = n_threads;
+    options.n_threads = (uint64_t)n_threads;
     if (tagc_native_open(&options, rank, N_RANKS, &native) != TAGC_OK) fail("a port");
     tagc_native_address(native, s->addresses[rank]);
     pthread_barrier_wait(&s->met);

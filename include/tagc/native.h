@@ -41,7 +41,7 @@ typedef struct tagc_native_options {
     /* Threads that send and receive: the comm's own, and others that take some of the connections with each peer, so that at most
      * n_sockets of them have work. Ranks may differ. [0, 8]; default 0: by the rate of this rank's interface, as far as the system tells
      * it, one for each 15 Gbit/s that the ranks of this host have each, at most 4, and half of this rank's share of the cores. */
-    int n_threads;
+    uint64_t n_threads;
 } tagc_native_options;
 
 TAGC_API void tagc_native_options_init_sized(tagc_native_options *options, size_t struct_bytes);

@@ -77,7 +77,7 @@ static inline tagc_native *native_open(rank_run *run, native_group *group) {
     tagc_native_options_init(&options);
     options.local = group->local;
     options.n_sockets = group->n_sockets;
-    options.n_threads = group->n_threads;
+    options.n_threads = (uint64_t)group->n_threads;
     options.names = group->names;
     options.tls = (uint64_t)group->tls;
     CHECK(run, tagc_native_open(&options, run->rank, group->world_size, &native) == TAGC_OK);
