@@ -35,7 +35,7 @@
 
 enum {
     NATIVE_VERSION = 2,
-    NATIVE_LANES = 9,
+    NATIVE_LANES = 8,
     NATIVE_MOST_SOCKETS = 16,
     NATIVE_MOST_THREADS = 8,
     /* What both ends say before a connection opens: call, challenge, and the proofs of the caller and of the called rank. */
