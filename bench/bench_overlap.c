@@ -224,7 +224,7 @@ static int show_overlap(rank_state *s, int delay_ms) {
         "messages %d ms late, %d units: computing %.1f ms, exchanges %.1f ms, both %.1f ms: %.0f %% of the "
         "shorter one is hidden\n",
         delay_ms, set->n_units, 1e3 * computes, 1e3 * exchanges, 1e3 * both, hidden);
-    return delay_ms > 0 && hidden < set->least_hidden;
+    return delay_ms > 0 && set->least_hidden && hidden < set->least_hidden;
 }
 
 /* ---- ranks ---- */
