@@ -4,10 +4,16 @@
  * the same run: 12 bytes per element in fp32, and 4 with what compress() has by default under mixed precision, gradients in bf16
  * and residuals in int8. Printed in sweeps of each kind: encode (selection, positions, values, what is lost), decode of
  * one body that is added, and both; for 162 M values in one batch, and summed over the units of GPT-2 with 162 M parameters,
- * one batch each; beside them what others do on as many values: cuda_peers.cuh. torch.topk is in torch_gpu.py. */
+ * one batch each; beside them what others do on as many values: cuda_peers.cuh. torch.topk is in torch_gpu.py.
+ *
+ * First come the fragments of a unit of 7 B parameters, in microseconds and in bytes per value at the copy's rate: alone, and beside products of
+ * matrices in another stream, from a stream of either priority.
+ *
+ *   bench_cuda [FILE for JSON] [units]     units: only these */
 #include "gpu/cuda/host.cuh"
 extern "C" const tagc_maker *tagc_cuda_maker(void);
 
+#include "cuda_load.cuh"
 #include "cuda_measure.cuh"
 #include "cuda_peers.cuh"
 
@@ -46,9 +52,47 @@ static __global__ void narrow(const float *from, uint16_t *to, size_t n) {
         to[i] = (uint16_t)(__float_as_uint(from[i]) >> 16);
 }
 
+/* Another stream's work, of which there is always more to come. */
+class load {
+  public:
+    load() {
+        check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+        for (float *&matrix : matrices) {
+            matrix = device_array<float>((size_t)N * N);
+            check(cudaMemsetAsync(matrix, 0, (size_t)N * N * sizeof(float), stream), "a matrix");
+        }
+        for (cudaEvent_t &one : events)
+            check(cudaEventCreateWithFlags(&one, cudaEventDisableTiming), "event");
+        multiply_once();
+        check(cudaStreamSynchronize(stream), "a product");
+    }
+    void fill_up() {
+        while (n_done < n_launched && cudaEventQuery(events[n_done % N_AHEAD]) == cudaSuccess) n_done++;
+        (void)cudaGetLastError(); /* not ready */
+        while (n_launched < n_done + N_AHEAD) {
+            multiply_once();
+            check(cudaEventRecord(events[n_launched++ % N_AHEAD], stream), "event");
+        }
+    }
+    void finish() {
+        check(cudaStreamSynchronize(stream), "products");
+    }
+
+  private:
+    enum { N = 2048, N_AHEAD = 24 };
+    void multiply_once() {
+        multiply<<<dim3(N / 16, N / 16), dim3(16, 16), 0, stream>>>(matrices[0], matrices[1], matrices[2], N);
+    }
+    cudaStream_t stream;
+    float *matrices[3];
+    cudaEvent_t events[N_AHEAD];
+    uint64_t n_launched = 0, n_done = 0;
+};
+
 /* An encode that reads zeros leaves residuals of the kind that training has; the next one, which is timed, reads them. */
+template <typename preparation>
 static double time_encode(cudaStream_t stream, std::vector<tagc_batch_row> &rows, tagc_batch_result *results,
-                          const kind &k) {
+                          const kind &k, preparation before) {
     const tagc_batch_maker *maker = tagc_cuda_maker()->batches;
     char *work = device_array<char>(maker->work_bytes(TAGC_BATCH_ENCODE, rows.data(), rows.size(), 1));
     tagc_batch *batch;
@@ -58,20 +102,22 @@ static double time_encode(cudaStream_t stream, std::vector<tagc_batch_row> &rows
     if (k.residual_format != TAGC_FORMAT_FP32) {
         check_tagc(maker->run(batch), "encode");
         for (tagc_batch_row &row : rows) {
-            const void *before = row.residual_in;
+            const void *was_in = row.residual_in;
             row.residual_in = row.residual_out;
-            row.residual_out = const_cast<void *>(before);
+            row.residual_out = const_cast<void *>(was_in);
         }
         check_tagc(maker->point(batch, rows.data(), results), "encode");
     }
-    const double seconds = seconds_of(stream, [&] { check_tagc(maker->run(batch), "encode"); });
+    const double seconds = seconds_of(
+        stream, [&] { check_tagc(maker->run(batch), "encode"); }, before);
     maker->destroy(batch);
     check(cudaFree(work), "memory");
     return seconds;
 }
 
+template <typename preparation>
 static times measure(cudaStream_t stream, const std::vector<unit> &units, double sparsity, int values,
-                     const kind &k, float *sums) {
+                     const kind &k, float *sums, preparation before) {
     const tagc_batch_maker *maker = tagc_cuda_maker()->batches;
     std::vector<tagc_batch_row> rows;
     std::vector<uint8_t *> bodies;
@@ -100,7 +146,7 @@ static times measure(cudaStream_t stream, const std::vector<unit> &units, double
         }
     tagc_batch_result *results = device_array<tagc_batch_result>(rows.size());
     times t;
-    t.encode = time_encode(stream, rows, results, k);
+    t.encode = time_encode(stream, rows, results, k, before);
 
     std::vector<tagc_batch_result> found(rows.size());
     std::vector<tagc_body> list(rows.size());
@@ -117,12 +163,54 @@ static times measure(cudaStream_t stream, const std::vector<unit> &units, double
     check_tagc(
         maker->create(TAGC_BATCH_DECODE, rows.data(), rows.size(), results, work, nullptr, stream, &batch),
         "decode");
-    t.decode = seconds_of(stream, [&] { check_tagc(maker->run(batch), "decode"); });
+    t.decode = seconds_of(
+        stream, [&] { check_tagc(maker->run(batch), "decode"); }, before);
     maker->destroy(batch);
     check(cudaFree(work), "memory");
     check(cudaFree(results), "memory");
     for (uint8_t *body : bodies) check(cudaFree(body), "memory");
     return t;
+}
+
+static void nothing_before() {
+}
+
+/* Fragments of a unit of 7 B parameters on 2 hosts of 8 GPUs: of its large matrices after the sum within a host, and where all ranks
+ * are hosts. */
+static void measure_units(const kind &k, float *sums, double per_byte, FILE *json) {
+    const unit shapes[] = {{12582912, 2}, {395264, 64}};
+    int least, greatest, is_first = 1;
+    check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "priorities");
+    printf("%s, 95 %% zeros, us, and bytes per value at the copy's rate\n", k.name);
+    if (json) fprintf(json, ", \"units_7b\": [");
+    for (const unit &shape : shapes) {
+        load beside;
+        const double n = (double)(shape.shard * shape.n_rows);
+        for (int is_beside = 0; is_beside < 2; is_beside++)
+            for (int priority : {least, greatest}) {
+                cudaStream_t stream;
+                check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, priority), "stream");
+                auto before = [&] {
+                    if (is_beside) beside.fill_up();
+                };
+                const times t = measure(stream, {shape}, 0.95, TAGC_FORMAT_INT2, k, sums, before);
+                beside.finish();
+                check(cudaStreamDestroy(stream), "stream");
+                printf("%3zu x %8zu, %-16s priority %2d: encode %9.1f (%6.2f), decode %9.1f (%6.2f)\n",
+                       shape.n_rows, shape.shard, is_beside ? "beside products," : "alone,", priority,
+                       t.encode * 1e6, t.encode / per_byte / n, t.decode * 1e6, t.decode / per_byte / n);
+                fflush(stdout);
+                if (json)
+                    fprintf(
+                        json,
+                        "%s\n {\"rows\": %zu, \"n\": %zu, \"beside\": %d, \"priority\": %d, \"encode_s\": "
+                        "%.4g, \"decode_s\": %.4g}",
+                        is_first ? "" : ",", shape.n_rows, shape.shard, is_beside, priority, t.encode,
+                        t.decode);
+                is_first = 0;
+            }
+    }
+    if (json) fprintf(json, "]");
 }
 
 /* Prints the times of a kind, and writes them to json, with the kind's key before their names. */
@@ -131,13 +219,14 @@ static void measure_kind(cudaStream_t stream, const std::vector<unit> &units, co
     const double sweep = k.sweep_bytes * (double)n * per_byte;
     printf("%s: a sweep takes %.3f ms\n", k.name, sweep * 1e3);
     for (double sparsity : {0.95, 0.99}) {
-        const times one = measure(stream, {{n / N_RANKS, N_RANKS}}, sparsity, TAGC_FORMAT_INT2, k, sums);
+        const times one =
+            measure(stream, {{n / N_RANKS, N_RANKS}}, sparsity, TAGC_FORMAT_INT2, k, sums, nothing_before);
         printf("one batch, %.0f %% zeros       %9.2f %9.2f %9.2f\n", sparsity * 100, one.encode / sweep,
                one.decode / sweep, (one.encode + one.decode) / sweep);
         times all = {0, 0};
         double sweeps = 0;
         for (const unit &u : units) {
-            const times t = measure(stream, {u}, sparsity, TAGC_FORMAT_INT2, k, sums);
+            const times t = measure(stream, {u}, sparsity, TAGC_FORMAT_INT2, k, sums, nothing_before);
             all.encode += t.encode;
             all.decode += t.decode;
             sweeps += k.sweep_bytes * (double)(u.shard * u.n_rows) * per_byte;
@@ -180,7 +269,6 @@ int main(int argc, char **argv) {
     FILE *json = argc > 1 ? fopen(argv[1], "w") : nullptr;
     printf("%s, copy %.0f GB/s, a sweep over %zu values %.3f ms\n", device.name, 1e-9 / per_byte, n,
            sweep * 1e3);
-    printf("%-28s %9s %9s %9s  (sweeps)\n", "", "encode", "decode", "both");
     if (json) fprintf(json, "{\"device\": \"%s\", \"copy_bytes_per_s\": %.4g", device.name, 1 / per_byte);
     /* Rows of several units, each aligned, and exponents before the codes: 2 bytes per value is more than enough. */
     uint16_t *halves = device_array<uint16_t>(n);
@@ -202,8 +290,13 @@ int main(int argc, char **argv) {
                            4,
                            reinterpret_cast<const char *>(halves),
                            {codes[0], codes[1]}}};
-    for (const kind &k : kinds) measure_kind(stream, units, k, n, sums, per_byte, json);
-    measure_peers(stream, gradient, residual, sums, n, sweep, json);
+    check(cudaStreamSynchronize(stream), "values");
+    measure_units(kinds[1], sums, per_byte, json);
+    if (argc < 3) {
+        printf("%-28s %9s %9s %9s  (sweeps)\n", "", "encode", "decode", "both");
+        for (const kind &k : kinds) measure_kind(stream, units, k, n, sums, per_byte, json);
+        measure_peers(stream, gradient, residual, sums, n, sweep, json);
+    }
     if (json) {
         fprintf(json, "}\n");
         if (fclose(json)) return 1;

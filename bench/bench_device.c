@@ -12,11 +12,8 @@
  * memory, which the processor's codec
  * needs beside it and kernels do not. */
 #include "core/clock.h"
-#include "exchange/reducer.h"
-#include "gpu/kernels.h"
+#include "gpu_side.h"
 #include "measure.h"
-
-#include <pthread.h>
 
 enum { MAX_RANKS = 8, MAX_UNITS = 8, MAX_STEPS = 100, NOT_HERE = 77 };
 
@@ -43,15 +40,6 @@ typedef struct rank_arg {
     int rank;
 } rank_arg;
 
-_Noreturn static void fail(const char *what) {
-    fprintf(stderr, "bench_device: %s: %s\n", what, tagc_last_error());
-    exit(1);
-}
-
-static void expect(tagc_status status, const char *what) {
-    if (status != TAGC_OK) fail(what);
-}
-
 /* Heavy-tailed, another one in each step and on each rank. */
 static void fill(float *values, uint64_t n, uint64_t seed) {
     uint64_t x = seed * 0x9e3779b97f4a7c15u + 1;
@@ -65,62 +53,14 @@ static void fill(float *values, uint64_t n, uint64_t seed) {
 /* ---- a rank ---- */
 
 typedef struct side {
-    tagc_device *device;
-    tagc_kernels *kernels;
-    tagc_queue *queue;
-    tagc_store *store;
-    tagc_unit *unit;
-    pthread_t thread; /* that exchanges what is in the queue */
-    void *stream;     /* the caller's */
-    tagc_reducer *host, *on_device;
+    gpu_side gpu;
+    gpu_unit unit;
+    tagc_reducer *host;
     float *gradient, *output, *expected; /* host memory */
     float *there, *output_there;         /* of the device */
     void *pinned;
     size_t n, n_output;
 } side;
-
-static void *exchange_main(void *queue) {
-    uint64_t number, tag;
-    const void *input;
-    void *output;
-    tagc_queue_next(queue, &number, &tag, &input,
-                    &output); /* returns when the queue is closed: there are only units */
-    return NULL;
-}
-
-static void open_unit(tagc_comm *comm, const tagc_reducer_options *options, side *s) {
-    tagc_run whole = {0, 0, s->n}, sums = {0, 0, s->n_output};
-    expect(tagc_queue_create_on(s->kernels, 2, &s->queue), "queue");
-    expect(tagc_store_create(s->queue, &s->store), "store");
-    expect(tagc_reducer_create_in(s->store, comm, options, &s->on_device), "reducer with kernels");
-    tagc_unit_part part = {s->on_device, s->n, s->n_output, &whole, 1, &sums, 1};
-    tagc_unit_options of = {.struct_bytes = sizeof of,
-                            .what = "gradients",
-                            .factor = 1,
-                            .n_parts = 1,
-                            .parts = &part,
-                            .n_input = s->n,
-                            .n_output = s->n_output,
-                            .n_comms = 1,
-                            .comms = {comm}};
-    expect(tagc_unit_create(s->queue, &of, &s->unit), "unit");
-    expect(tagc_device_check(
-               s->device,
-               s->device->runtime.StreamCreateWithPriority(&s->stream, TAGC_STREAM_NON_BLOCKING, 0),
-               "making a stream"),
-           "stream");
-    if (pthread_create(&s->thread, NULL, exchange_main, s->queue)) fail("threads");
-}
-
-static void close_unit(side *s) {
-    tagc_queue_close(s->queue);
-    pthread_join(s->thread, NULL);
-    tagc_unit_destroy(s->unit);
-    tagc_reducer_destroy(s->on_device);
-    tagc_store_destroy(s->store);
-    tagc_queue_destroy(s->queue);
-    s->device->runtime.StreamDestroy(s->stream);
-}
 
 static void open_side(const job *j, int rank, tagc_comm *comm, side *s) {
     tagc_reducer_options options;
@@ -131,38 +71,30 @@ static void open_side(const job *j, int rank, tagc_comm *comm, side *s) {
     options.n_threads = j->set->n_threads;
     s->n = (size_t)j->n_elems;
     s->n_output = j->output == TAGC_OUTPUT_UNIT ? s->n : s->n / (size_t)j->set->world_size;
-    expect(tagc_device_open("cuda", j->set->library, 0, &s->device), "device");
-    expect(tagc_kernels_open(s->device, &s->kernels), "kernels");
+    gpu_side_open(&s->gpu, j->set->library);
     expect(tagc_reducer_create(comm, &options, &s->host), "reducer");
-    open_unit(comm, &options, s);
+    gpu_unit_open(&s->gpu, comm, &options, &s->unit);
     s->gradient = take(s->n, sizeof(float), "values");
     s->output = take(s->n, sizeof(float), "values");
     s->expected = take(s->n, sizeof(float), "values");
-    const tagc_heap *heap = &s->kernels->arrays.heap;
-    void *memory;
-    expect(heap->create(heap->context, s->n * sizeof(float), "gradient", &memory), "memory of the device");
-    s->there = memory;
-    expect(heap->create(heap->context, s->n_output * sizeof(float), "output", &memory),
-           "memory of the device");
-    s->output_there = memory;
-    const tagc_runtime *runtime = &s->device->runtime;
+    s->there = gpu_array(&s->gpu, s->n * sizeof(float));
+    s->output_there = gpu_array(&s->gpu, s->n_output * sizeof(float));
     if (rank == 0)
-        expect(tagc_device_check(s->device,
-                                 runtime->HostAlloc(&s->pinned, s->n * sizeof(float), TAGC_PINNED_PORTABLE),
-                                 "allocating pinned memory"),
+        expect(tagc_device_check(
+                   s->gpu.device,
+                   s->gpu.device->runtime.HostAlloc(&s->pinned, s->n * sizeof(float), TAGC_PINNED_PORTABLE),
+                   "allocating pinned memory"),
                "pinned memory");
 }
 
 static void close_side(side *s) {
-    const tagc_heap *heap = &s->kernels->arrays.heap;
-    const tagc_runtime *runtime = &s->device->runtime;
-    heap->destroy(heap->context, s->there, s->n * sizeof(float));
-    heap->destroy(heap->context, s->output_there, s->n_output * sizeof(float));
-    if (s->pinned) runtime->FreeHost(s->pinned);
+    gpu_array_free(&s->gpu, s->there, s->n * sizeof(float));
+    gpu_array_free(&s->gpu, s->output_there, s->n_output * sizeof(float));
+    if (s->pinned) s->gpu.device->runtime.FreeHost(s->pinned);
     tagc_reducer_destroy(s->host);
-    close_unit(s);
-    tagc_kernels_close(s->kernels);
-    tagc_device_close(s->device);
+    gpu_side_stop(&s->gpu);
+    gpu_unit_close(&s->unit);
+    gpu_side_close(&s->gpu);
     tagc_memory_destroy(s->gradient);
     tagc_memory_destroy(s->output);
     tagc_memory_destroy(s->expected);
@@ -171,14 +103,14 @@ static void close_side(side *s) {
 /* Copies of the whole gradient to the host and of the output back, only by rank 0. */
 static double time_copies(side *s) {
     double begin = tagc_clock_s();
-    expect(tagc_kernels_enter(s->kernels), "device");
-    expect(tagc_kernels_copy(s->kernels, s->pinned, s->there, s->n * sizeof(float), TAGC_COPY_TO_HOST),
-           "copy");
-    expect(tagc_kernels_copy(s->kernels, s->output_there, s->pinned, s->n_output * sizeof(float),
+    tagc_kernels *kernels = s->gpu.kernels;
+    expect(tagc_kernels_enter(kernels), "device");
+    expect(tagc_kernels_copy(kernels, s->pinned, s->there, s->n * sizeof(float), TAGC_COPY_TO_HOST), "copy");
+    expect(tagc_kernels_copy(kernels, s->output_there, s->pinned, s->n_output * sizeof(float),
                              TAGC_COPY_TO_DEVICE),
            "copy");
-    expect(tagc_kernels_wait(s->kernels), "copy");
-    tagc_kernels_leave(s->kernels);
+    expect(tagc_kernels_wait(kernels), "copy");
+    tagc_kernels_leave(kernels);
     return tagc_clock_s() - begin;
 }
 
@@ -196,21 +128,24 @@ static double time_device(job *j, side *s, tagc_reducer_stats *stats) {
     int is_over;
     pthread_barrier_wait(&j->barrier);
     double begin = tagc_clock_s();
-    expect(tagc_unit_enqueue(s->unit, &step, s->there, s->n, s->output_there, s->n_output, s->stream, 1,
-                             &ticket),
+    const gpu_side *gpu = &s->gpu;
+    expect(tagc_unit_enqueue(s->unit.unit, &step, s->there, s->n, s->output_there, s->n_output, gpu->stream,
+                             TAGC_WAITS_FOR_RESULT, &ticket),
            "step");
-    expect(tagc_device_check(s->device, s->device->runtime.StreamSynchronize(s->stream), "waiting"), "step");
-    expect(tagc_queue_wait(s->queue, ticket, 0, &is_over), "step");
+    expect(tagc_device_check(gpu->device, gpu->device->runtime.StreamSynchronize(gpu->stream), "waiting"),
+           "step");
+    expect(tagc_queue_wait(gpu->queue, ticket, 0, &is_over), "step");
     pthread_barrier_wait(&j->barrier);
     return tagc_clock_s() - begin;
 }
 
 static int n_different(side *s) {
     uint64_t n = tagc_reducer_residual_elems(s->host);
-    expect(tagc_kernels_read(s->kernels, s->output, s->output_there, s->n_output * sizeof(float)), "output");
+    expect(tagc_kernels_read(s->gpu.kernels, s->output, s->output_there, s->n_output * sizeof(float)),
+           "output");
     int different = memcmp(s->output, s->expected, s->n_output * sizeof(float)) != 0;
     expect(tagc_reducer_get_residual(s->host, s->expected, n), "residual");
-    expect(tagc_reducer_get_residual(s->on_device, s->output, n), "residual");
+    expect(tagc_reducer_get_residual(s->unit.reducer, s->output, n), "residual");
     return different + (memcmp(s->output, s->expected, (size_t)n * sizeof(float)) != 0);
 }
 
@@ -225,7 +160,7 @@ static void *rank_main(void *arg) {
     open_side(j, own->rank, comm, &s);
     for (int step = 0; step < j->set->n_steps; step++) {
         fill(s.gradient, s.n, (uint64_t)(step * MAX_RANKS + own->rank + 1));
-        expect(tagc_kernels_write(s.kernels, s.there, s.gradient, s.n * sizeof(float)), "gradient");
+        expect(tagc_kernels_write(s.gpu.kernels, s.there, s.gradient, s.n * sizeof(float)), "gradient");
         double host_s = time_host(j, &s);
         double device_s = time_device(j, &s, &stats);
         __atomic_fetch_add(&j->n_different, n_different(&s), __ATOMIC_SEQ_CST);
@@ -237,7 +172,7 @@ static void *rank_main(void *arg) {
         }
     }
     if (own->rank == 0) {
-        j->n_device_bytes = tagc_kernels_bytes(s.kernels) - (s.n + s.n_output) * sizeof(float);
+        j->n_device_bytes = tagc_kernels_bytes(s.gpu.kernels) - (s.n + s.n_output) * sizeof(float);
         for (int leg = 0; leg < TAGC_N_LEGS; leg++) j->n_sent += stats.n_bytes_sent[leg];
     }
     close_side(&s);
@@ -329,23 +264,11 @@ static setting parse(int argc, char **argv) {
     return set;
 }
 
-/* Checks once, so that one line names everything that is missing. */
-static int is_here(const setting *set) {
-    tagc_device *device = NULL;
-    tagc_kernels *kernels = NULL;
-    tagc_status status = tagc_device_open("cuda", set->library, 0, &device);
-    if (status == TAGC_OK) status = tagc_kernels_open(device, &kernels);
-    if (status != TAGC_OK) printf("bench_device: skipped: %s\n", tagc_last_error());
-    tagc_kernels_close(kernels);
-    tagc_device_close(device);
-    return status == TAGC_OK;
-}
-
 int main(int argc, char **argv) {
     setting set = parse(argc, argv);
     /* All ranks share a device here. Streams of one, which wait for flags, must not hold up those of another, which set them. */
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-    if (!is_here(&set)) return set.required ? NOT_HERE : 0;
+    if (!gpu_is_here("bench_device", set.library)) return set.required ? NOT_HERE : 0;
     FILE *json = set.json ? fopen(set.json, "w") : NULL;
     if (set.json && !json) {
         perror(set.json);

@@ -1,10 +1,13 @@
 /* What flags cost on this machine, and what stands still while a stream waits for one: the first facts on hardware, before any training.
  * Where there is no device it says so, and ends with 77.
  *
- *   bench_flags [--library FILE] [--rounds N] [--streams N[,N...]] [--wait-ms N]
+ *   bench_flags [--part flags|facts|waits] [--library FILE] [--load FILE] [--rounds N] [--streams N[,N...]] [--wait-ms N]
  *
+ * facts: what is here, and whether the driver's functions are found in both ways.
+ * waits: whether the library finds out that calls wait, as with CUDA_LAUNCH_BLOCKING=1; ends with 1 where it does not.
+ * flags (what it does unless told otherwise; load: the library of gpu_load.h, without which no kernel is tried):
  * 1. The time from the host's store, over a waiting stream that writes another flag, to the host's sight of that (rounds: 10000).
- * 2. Of so many streams (4,8,16,32,64), which come to an end of a memset or of a copy while the first waits; at both priorities.
+ * 2. Of so many streams (4,8,16,32,64), which come to an end of a memset, a copy or a kernel while the first waits; at both priorities.
  *    CUDA_DEVICE_MAX_CONNECTIONS is the caller's matter.
  * 3. Which calls from a second thread return while a stream waits.
  * 4. How many pieces of work behind a flag the driver takes before a call waits (at most 4096).
@@ -12,6 +15,7 @@
 #include "core/clock.h"
 #include "core/status.h"
 #include "gpu/runtime.h"
+#include "gpu_load.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -26,6 +30,7 @@ enum { MAX_STREAMS = 64, MAX_COUNTS = 8, MAX_PLACES = 4096, N_BYTES = 4096, NOT_
 static tagc_device *device;
 static const tagc_runtime *runtime;
 static double wait_s = 0.3;
+static int (*load_nothing)(void *stream, int which); /* NULL: there are no kernels */
 
 static void check(int code, const char *what) {
     if (code == 0) return;
@@ -111,15 +116,17 @@ static void measure_latency(int n_rounds) {
 
 /* ---- 2 ---- */
 
-static const char *const kinds[] = {"memset", "copy to the device", "copy to the host"};
+static const char *const kinds[] = {"memset", "copy to the device", "copy to the host", "kernel"};
 
 static void put(void *stream, int kind, void *there, pinned here) {
     if (kind == 0)
         check(runtime->MemsetAsync(there, 0, N_BYTES, stream), "MemsetAsync");
     else if (kind == 1)
         check(runtime->MemcpyAsync(there, here.here, N_BYTES, TAGC_COPY_TO_DEVICE, stream), "MemcpyAsync");
-    else
+    else if (kind == 2)
         check(runtime->MemcpyAsync(here.here, there, N_BYTES, TAGC_COPY_TO_HOST, stream), "MemcpyAsync");
+    else
+        check(load_nothing(stream, 0), "a launch");
 }
 
 static void count_stalls(int n, int kind, int priority, const char *name) {
@@ -128,6 +135,7 @@ static void count_stalls(int n, int kind, int priority, const char *name) {
     int n_stalled = 0, n_late = 0;
     for (int i = 0; i < n; i++) streams[i] = make_stream(priority);
     check(runtime->MallocAsync(&there, N_BYTES, streams[0]), "MallocAsync");
+    if (load_nothing) check(load_nothing(streams[0], 0), "a launch"); /* so that it is loaded */
     check(runtime->StreamSynchronize(streams[0]), "StreamSynchronize");
     wait_for(streams[0], flags, 0, 1);
     for (int i = 1; i < n; i++) {
@@ -184,6 +192,12 @@ static void call_stream(second *s) {
 static void call_memset(second *s) {
     s->code = runtime->MemsetAsync(s->memory, 1, N_BYTES, s->stream);
 }
+static void call_kernel(second *s) {
+    s->code = load_nothing(s->stream, 1);
+}
+static void call_kernel_again(second *s) {
+    s->code = load_nothing(s->stream, 1);
+}
 static void call_event(second *s) {
     void *event;
     s->code = runtime->EventCreateWithFlags(&event, TAGC_EVENT_WITHOUT_TIMING);
@@ -205,6 +219,8 @@ static void try_calls(void) {
     } calls[] = {{"cudaMalloc", call_malloc},
                  {"a stream's creation", call_stream},
                  {"a memset", call_memset},
+                 {"the first launch of a kernel", call_kernel},
+                 {"its second launch", call_kernel_again},
                  {"an event's creation", call_event},
                  {"cudaHostAlloc", call_host_alloc},
                  {"cudaFreeHost", call_free_host},
@@ -217,6 +233,7 @@ static void try_calls(void) {
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         pthread_t thread;
         s.call = calls[i].call;
+        if (!load_nothing && (s.call == call_kernel || s.call == call_kernel_again)) continue;
         atomic_store(&s.is_over, 0);
         wait_for(waiting, flags, 0, (uint32_t)i + 1);
         if (pthread_create(&thread, NULL, second_main, &s)) exit(1);
@@ -286,52 +303,107 @@ static _Noreturn void refuse(const char *name) {
     exit(2);
 }
 
+/* ---- parts ---- */
+
+static void show_facts(void) {
+    const char *connections = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    int least = 0, greatest = 0, answer = 0;
+    void *found = NULL, *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    check(runtime->DeviceGetStreamPriorityRange(&least, &greatest), "DeviceGetStreamPriorityRange");
+    printf("%s; connections %s; priorities %d to %d\n", tagc_device_text(device),
+           connections ? connections : "8, the default", least, greatest);
+    if (runtime->GetDriverEntryPointByVersion)
+        (void)runtime->GetDriverEntryPointByVersion("cuStreamWaitValue32", &found, 11070, 0, &answer);
+    printf("cuStreamWaitValue32 by version: %s; by name in libcuda: %s\n",
+           !runtime->GetDriverEntryPointByVersion ? "the runtime is too old"
+           : found                                ? "found"
+                                                  : "NOT found",
+           !driver                                   ? "there is no libcuda"
+           : dlsym(driver, "cuStreamWaitValue32_v2") ? "found"
+                                                     : "NOT found");
+    if (driver) dlclose(driver);
+}
+
+/* Returns what main() ends with. */
+static int try_waits(void) {
+    tagc_kernels *kernels;
+    double begin = tagc_time_s();
+    int is_told = tagc_is_told_to_wait();
+    tagc_status status = tagc_kernels_open(device, &kernels);
+    printf("kernels: %s, after %.1f s\n", status == TAGC_OK ? "open" : tagc_last_error(),
+           tagc_time_s() - begin);
+    tagc_kernels_close(kernels);
+    printf("calls wait: %s; CUDA_LAUNCH_BLOCKING is %sset\n", device->calls_wait ? "yes" : "no",
+           is_told ? "" : "not ");
+    return device->calls_wait != is_told || (status == TAGC_OK) == is_told;
+}
+
+static void measure_flags(int n_rounds, const char *streams) {
+    int least = 0, greatest = 0;
+    check(runtime->DeviceGetStreamPriorityRange(&least, &greatest), "DeviceGetStreamPriorityRange");
+    if (device->calls_wait) {
+        printf("CUDA_LAUNCH_BLOCKING is set: what follows would wait for ever\n");
+        return;
+    }
+    measure_latency(n_rounds);
+    try_calls();
+    count_places();
+    for (const char *at = streams; *at; at += strcspn(at, ","), at += *at == ',') {
+        int n = atoi(at);
+        if (n < 2 || n > MAX_STREAMS) refuse("--streams");
+        for (int kind = 0; kind < 3 + !!load_nothing; kind++)
+            for (int p = 0; p < 2; p++)
+                count_stalls(n, kind, p ? greatest : least, p ? "the greatest" : "the least");
+    }
+}
+
+static void open_load(const char *file) {
+    void *opened = dlopen(file, RTLD_NOW), *found = opened ? dlsym(opened, "tagc_load_nothing") : NULL;
+    if (!found) {
+        fprintf(stderr, "bench_flags: %s\n", dlerror());
+        exit(2);
+    }
+    memcpy(&load_nothing, &found, sizeof found);
+}
+
 int main(int argc, char **argv) {
-    const char *library = NULL, *streams = "4,8,16,32,64";
-    int n_rounds = 10000, before, least = 0, greatest = 0;
+    const char *library = NULL, *streams = "4,8,16,32,64", *part = "flags", *load = NULL;
+    int n_rounds = 10000, before, code = 0;
     for (int i = 1; i < argc; i += 2) {
-        if (i + 1 == argc) refuse(argv[i]);
-        if (!strcmp(argv[i], "--library"))
-            library = argv[i + 1];
-        else if (!strcmp(argv[i], "--streams"))
-            streams = argv[i + 1];
-        else if (!strcmp(argv[i], "--rounds") && atoi(argv[i + 1]) > 0)
-            n_rounds = atoi(argv[i + 1]);
-        else if (!strcmp(argv[i], "--wait-ms") && atoi(argv[i + 1]) > 0)
-            wait_s = 1e-3 * atoi(argv[i + 1]);
+        const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
+        if (!value)
+            refuse(name);
+        else if (!strcmp(name, "--library"))
+            library = value;
+        else if (!strcmp(name, "--load"))
+            load = value;
+        else if (!strcmp(name, "--part") &&
+                 (!strcmp(value, "flags") || !strcmp(value, "facts") || !strcmp(value, "waits")))
+            part = value;
+        else if (!strcmp(name, "--streams"))
+            streams = value;
+        else if (!strcmp(name, "--rounds") && atoi(value) > 0)
+            n_rounds = atoi(value);
+        else if (!strcmp(name, "--wait-ms") && atoi(value) > 0)
+            wait_s = 1e-3 * atoi(value);
         else
-            refuse(argv[i]);
+            refuse(name);
     }
     if (tagc_device_open("cuda", library, 0, &device) != TAGC_OK) {
         printf("bench_flags: skipped: %s\n", tagc_last_error());
         return NOT_HERE;
     }
     runtime = &device->runtime;
+    if (load) open_load(load);
     if (tagc_device_enter(device, &before) != TAGC_OK) {
         fprintf(stderr, "bench_flags: %s\n", tagc_last_error());
         return 1;
     }
     setvbuf(stdout, NULL, _IOLBF, 0); /* a line that is there stays, whatever follows */
-    const char *connections = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-    check(runtime->DeviceGetStreamPriorityRange(&least, &greatest), "DeviceGetStreamPriorityRange");
-    printf("%s; functions of the driver %s; connections %s; priorities %d to %d\n", tagc_device_text(device),
-           runtime->GetDriverEntryPointByVersion ? "by version" : "by name",
-           connections ? connections : "8, the default", least, greatest);
-    if (device->calls_wait) {
-        printf("CUDA_LAUNCH_BLOCKING is set: what follows would wait for ever\n");
-        return 0;
-    }
-    measure_latency(n_rounds);
-    for (const char *at = streams; *at; at += strcspn(at, ","), at += *at == ',') {
-        int n = atoi(at);
-        if (n < 2 || n > MAX_STREAMS) refuse("--streams");
-        for (int kind = 0; kind < 3; kind++)
-            for (int p = 0; p < 2; p++)
-                count_stalls(n, kind, p ? greatest : least, p ? "the greatest" : "the least");
-    }
-    try_calls();
-    count_places();
+    show_facts();
+    if (!strcmp(part, "waits")) code = try_waits();
+    if (!strcmp(part, "flags")) measure_flags(n_rounds, streams);
     tagc_device_leave(device, before);
     tagc_device_close(device);
-    return 0;
+    return code;
 }

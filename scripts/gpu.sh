@@ -1,239 +1,305 @@
 #!/usr/bin/env bash
-# gpu.sh [folder for results]: on a machine with nvcc and a GPU, in less than ten minutes, the most important first: what flags cost, and what
-# stands still while a stream waits for one (bench_flags, with 1, 8 and 32 connections); the tests of the kernels on the device; where a Python has torch with CUDA, training under FSDP2 and DDP with each codec, against the
-# same on the processor, on a driver at its worst (lazy and eager loading of kernels, one connection, launches that wait, no cache of memory, all of it): what hangs
-# is stopped, and named with what it began last; units with kernels against reducers of the processor, bits and times (bench_device); time and
-# peak of memory of a step of PyTorch; the bench of the kernels; the tests again under compute-sanitizer (memcheck, racecheck and initcheck).
-# With two GPUs PyTorch's processes have one each, over NCCL, and rank 0 the second one; with one GPU they share it over gloo.
-# The last page of output, page.txt, says whether the path works; gpu.json and gpu.txt have everything, parts/ the output of each part. All are written as parts end.
-# Needs nvcc, a GPU, a C compiler, and neither CMake nor a network. It names what is missing and leaves out what needs that: without
-# libuv (libuv1-dev) training without a cache of memory, without torch all training. Bring them along in folders that CPATH, LIBRARY_PATH and LD_LIBRARY_PATH name.
-# TAGC_PYTHON: the Python (python3). TAGC_GPU_BUILD: where to build (build-gpu). TAGC_GPU_SECONDS: what it may take (580). CC, CFLAGS.
-# A part that fails or hangs is named, the others go on, and the script exits with 1. A part for which no time is left is not tried.
-# Exits with 77, and says why, where nvcc, a C compiler or a GPU is missing; without a GPU it compiles all of it first.
+# gpu.sh build [FOLDER]: compiles all that a machine with a GPU runs, where there is none, into one folder (build-gpu) that can travel with the
+# tree. Needs nvcc and a C compiler, and neither CMake nor a network. Names what does not compile, and ends with 1; with 77 where one of
+# the two is missing. CC, CFLAGS, TAGC_GPU_ARCH (sm_90).
+#
+# gpu.sh run FOLDER OUT [STAGE...]: runs the stages (1 to 8) there; compiles nothing. Each has its own deadline and its own page in OUT,
+# which is written as its parts end; a part that fails, hangs, or cannot even be ended leaves those that follow. OUT/summary.txt has
+# a line for each stage whose page is in OUT. So a machine that is lent for minutes can be asked in two halves, into one OUT or two:
+#   gpu.sh run build-gpu OUT 1 2 3 4      290 seconds: what is there, flags alone, kernels, bits
+#   gpu.sh run build-gpu OUT 5 6 7 8      500 seconds: speed, overlap, sanitizers, losses
+#   1   20 s  driver, runtime, torch, hardware queues, both ways to the driver's functions
+#   2   60 s  what a flag takes, and what stands still while a stream waits for one, with 1, 8 and 32 hardware queues
+#   3   60 s  launches that wait and that do not, as compress() finds out; the tests of the kernels
+#   4  150 s  training as 2 hosts of 2 GPUs on one card: the device's codec against the host's, bit for bit, in bad conditions
+#   5  150 s  kernels at the shapes of 7 B parameters, alone and beside products; an exchange by stage; reducers of both kinds; nsys
+#   6   90 s  a backward pass whose messages come 5, 20 and 50 ms late
+#   7   90 s  compute-sanitizer: memcheck, racecheck, initcheck
+#   8  170 s  GPT-2 124 M: the loss of each step, dense, with one line and with the optimizer
+# Ends with 0 where all that could be tried passed, with 1 where something failed, with 77 where no stage found a device.
+# TAGC_PYTHON: the Python, with torch (python3). TAGC_GPU_SECONDS: what one call may take (590), TAGC_GPU_PART_SECONDS: one
+# part at most. --fake before FOLDER: small sizes, for tests on the fake runtime.
+#
 # gpu.sh --architectures: compiles the kernels for all devices from sm_75 to sm_121 instead; no GPU needed (cuda_architectures.sh).
 set -euo pipefail
+here=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-[ "${1:-}" != --architectures ] || exec scripts/cuda_architectures.sh "${@:2}"
-case ${1:-} in
--h | --help) exec sed -n '2,/^set /s/^# //p' scripts/gpu.sh ;;
--*) echo "gpu.sh: option \"$1\" is not known, allowed: --architectures, --help, or a folder for results" >&2; exit 2 ;;
-esac
-[ $# -le 1 ] || { echo "gpu.sh: $# folders, allowed is one for results" >&2; exit 2; }
-build=${TAGC_GPU_BUILD:-build-gpu}
-out=${1:-$build/results}
-limit_s=${TAGC_GPU_SECONDS:-580}
-nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
-[ -x "$nvcc" ] || { echo "gpu.sh: no nvcc: in PATH or /usr/local/cuda/bin" >&2; exit 77; }
-arch=native has_gpu=1
-nvidia-smi >/dev/null 2>&1 || { arch=sm_90 has_gpu=0; }
-mkdir -p "$build"
-build=$(cd "$build" && pwd) objects=$build/objects
-rm -rf "$objects" "$build"/{probe,test_cuda_codec,bench_device,bench_flags,bench_cuda,libtagc.a,libtagc.so,libtagc-cuda.so}
-
-# ---- what is here ----
-
-declare -A why_no=() # <program, or torch>: what becomes of parts that need it
-read -ra cc <<<"${CC:-cc}"
-works() { # <flag>...: whether the program in stdin compiles and runs
-    "${cc[@]}" -x c - -o "$build/probe" "$@" >/dev/null 2>&1 && "$build/probe" >/dev/null 2>&1
+verb=${1:-}
+[ $# -eq 0 ] || shift
+refuse() {
+    echo "gpu.sh: $*" >&2
+    exit 2
 }
-works <<<'int main(void) { return 0; }' || { echo "gpu.sh: no C compiler that works: CC is \"${cc[*]}\"" >&2; exit 77; }
-no_uv='' uv=(-luv)
-works -luv <<<'#include <uv.h>
+seen_from_here() { # <path>
+    case $1 in /*) echo "$1" ;; *) echo "$here/$1" ;; esac
+}
+
+# ---- build ----
+
+build() { # <folder>
+    local folder=$1 nvcc arch=${TAGC_GPU_ARCH:-sm_90} objects uv=(-luv) cudart toolkit failed=0
+    nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+    [ -x "$nvcc" ] || { echo "gpu.sh: no nvcc: in PATH or /usr/local/cuda/bin" >&2; exit 77; }
+    read -ra cc <<<"${CC:-cc}"
+    # Nothing but what an earlier build made is removed.
+    [ -e "$folder/made" ] || [ -z "$(ls -A "$folder" 2>/dev/null)" ] || refuse "$folder is not empty, and \"gpu.sh build\" did not make it"
+    rm -rf "$folder"
+    mkdir -p "$folder/logs"
+    echo "a build that did not end" >"$folder/made"
+    folder=$(cd "$folder" && pwd)
+    objects=$(mktemp -d)
+    trap "rm -rf '$objects'" EXIT
+    works() { # <flag>...: whether the program in stdin compiles and runs
+        "${cc[@]}" -x c - -o "$objects/probe" "$@" >/dev/null 2>&1 && "$objects/probe" >/dev/null 2>&1
+    }
+    works <<<'int main(void) { return 0; }' || { echo "gpu.sh: no C compiler that works: CC is \"${cc[*]}\"" >&2; exit 77; }
+    works -luv <<<'#include <uv.h>
 #if UV_VERSION_HEX < 0x012a00
 #error too old
 #endif
 int main(void) { return uv_version() == 0; }' || {
-    no_uv='libuv 1.42 or newer is missing: install libuv1-dev (Debian, Ubuntu), libuv-devel (Fedora) or libuv (conda)'
-    uv=()
-}
-python=${TAGC_PYTHON:-python3}
-text=$("$python" -W ignore -c 'import torch
-if not torch.cuda.is_available(): raise SystemExit(f"torch {torch.__version__} finds no CUDA device")' 2>&1 >/dev/null) ||
-    why_no[torch]="skipped: $python: $(tail -n 1 <<<"${text:-it ended with $?}")"
-[ -n "${why_no[torch]:-}" ] || arch=native has_gpu=1
-gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | paste -sd ';') || gpu='a GPU without nvidia-smi'
-# nvcc itself knows: it may be a script that calls another one.
-toolkit=$("$nvcc" --dryrun -x cu /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p' || true)
-# For bench_device alone: torch has libraries of its own, which an older toolkit's would replace.
-cudart=$(find -L "$toolkit"/{lib64,lib,targets} -maxdepth 3 -name 'libcudart.so*' -print -quit 2>/dev/null || true)
+        echo "gpu.sh: libuv 1.42 or newer is missing (libuv1-dev): libtagc will send by gloo, as no build with libuv does" >&2
+        uv=()
+    }
 
-# ---- build: a program that does not compile leaves the others ----
+    declare -A jobs=()
+    start() { # <what> <command>...
+        "${@:2}" >"$folder/logs/$1" 2>&1 &
+        jobs[$1]=$!
+    }
+    finish() { # <what>...
+        local what why
+        for what in "$@"; do
+            wait "${jobs[$what]}" && continue
+            why=$(grep -m 1 -E 'error|undefined' "$folder/logs/$what" || tail -n 1 "$folder/logs/$what")
+            echo "gpu.sh: $what does not compile: ${why:-it says nothing} ($folder/logs/$what)" >&2
+            rm -f "$folder/$what"
+            failed=1
+        done
+    }
+    local c_flags=(-std=c11 -O3 -g1 -w -ffp-contract=off -fPIC -fvisibility=hidden -D_GNU_SOURCE -Iinclude -Ilib
+                   -DTAGC_HAS_PAPER=1 -DTAGC_HAS_GPU=1 "-DTAGC_HAS_NATIVE=${#uv[@]}" ${CFLAGS:-})
+    local cuda_flags=(-std=c++17 -O3 -lineinfo -fmad=false "-arch=$arch" -Iinclude -Ilib -Ibench -DTAGC_CUDA_THREADS=256
+                      -DTAGC_CUDA_LINES=512 -Xcompiler=-fPIC,-fvisibility=hidden)
+    find lib bench tests/gpu/cuda -type d -exec mkdir -p "$objects/{}" \;
+    c_sources() {
+        find lib -name '*.c' ! -path lib/transport/mpi.c |
+            if [ ${#uv[@]} = 0 ]; then grep -v ^lib/transport/native/; else cat; fi
+    }
+    compile_c() {
+        local code=0
+        c_sources | xargs -P"$(nproc)" -I{} "${cc[@]}" "${c_flags[@]}" -c {} -o "$objects/{}.o" || code=$?
+        find "$objects" -name '*.c.o' -exec ar rc "$objects/libtagc.a" {} +
+        return $code
+    }
+    compile_cuda() {
+        printf '%s\n' lib/gpu/cuda/*.cu tests/gpu/cuda/test_cuda_codec.cpp bench/bench_cuda.cu |
+            xargs -P"$(nproc)" -I{} "$nvcc" "${cuda_flags[@]}" -c {} -o "$objects/{}.o"
+    }
+    start C compile_c
+    start kernels compile_cuda
+    start libtagc-load.so "$nvcc" "${cuda_flags[@]}" -shared bench/gpu_load.cu -o "$folder/libtagc-load.so"
+    finish C kernels
+    local near='-Wl,-rpath,$ORIGIN' c_link=(-Wl,--as-needed -Wl,-z,defs "${uv[@]}" -lpthread -lm -ldl) name
+    local kernels=("$objects"/lib/gpu/cuda/*.cu.o "$objects/libtagc.a")
+    start libtagc.so "${cc[@]}" -shared -Wl,--version-script=cmake/libtagc.map -Wl,--whole-archive "$objects/libtagc.a" \
+        -Wl,--no-whole-archive "$near" "${c_link[@]}" -o "$folder/libtagc.so"
+    for name in bench_flags bench_device bench_overlap; do
+        start $name "${cc[@]}" "${c_flags[@]}" bench/$name.c "$objects/libtagc.a" "$near" "${c_link[@]}" -o "$folder/$name"
+    done
+    start libtagc-cuda.so "$nvcc" "${cuda_flags[@]}" -shared "${kernels[@]}" -Xlinker=--exclude-libs,ALL -o "$folder/libtagc-cuda.so"
+    start test_cuda_codec "$nvcc" "${cuda_flags[@]}" "$objects/tests/gpu/cuda/test_cuda_codec.cpp.o" "${kernels[@]}" \
+        -o "$folder/test_cuda_codec"
+    start bench_cuda "$nvcc" "${cuda_flags[@]}" "$objects/bench/bench_cuda.cu.o" "${kernels[@]}" -o "$folder/bench_cuda"
+    finish libtagc-load.so libtagc.so bench_flags bench_device bench_overlap libtagc-cuda.so test_cuda_codec bench_cuda
+    # What the machine there may lack, or have older.
+    [ ${#uv[@]} = 0 ] || ldd "$folder/libtagc.so" | sed -n 's/.*=> \(.*libuv\.so[^ ]*\).*/\1/p' | xargs -r -I{} cp -L {} "$folder/"
+    toolkit=$("$nvcc" --dryrun -x cu /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p' || true) # nvcc may be a script that calls another one
+    cudart=$(find -L "$toolkit"/{lib64,lib,targets} -maxdepth 3 -name 'libcudart.so.[0-9]*' -print -quit 2>/dev/null || true)
+    [ -z "$cudart" ] || cp -L "$cudart" "$folder/$(basename "$cudart" | sed 's/\(so\.[0-9]*\).*/\1/')"
+    printf '%s, %s, nvcc %s, built %s\n' "$(git describe --always --dirty 2>/dev/null || echo unknown)" "$arch" \
+        "$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')" "$(date -u +%Y-%m-%dT%H:%MZ)" >"$folder/made"
+    echo "gpu.sh: $folder has $(du -sh "$folder" | cut -f 1): $(cat "$folder/made")"
+    return $failed
+}
 
-declare -A jobs=()
-start() { # <what> <command>...
-    "${@:2}" >"$build/$1.log" 2>&1 &
-    jobs[$1]=$!
+# ---- run: a part ----
+
+declare -A names=([1]=facts [2]=flags [3]=kernels [4]=bits [5]=speed [6]=overlap [7]=sanitizers [8]=losses)
+declare -A limits=([1]=20 [2]=60 [3]=60 [4]=150 [5]=150 [6]=90 [7]=90 [8]=170)
+no_device='' n_failed=0 n_passed=0
+
+# Of what is left to the stage and to this call.
+left() {
+    local of_stage=$((stage_end - SECONDS)) of_call=$((limit_s - SECONDS))
+    echo $((of_stage < of_call ? of_stage : of_call))
 }
-finish() { # <what> <program that needs it>...
-    local why program
-    if [ -z "${jobs[$1]:-}" ] || wait "${jobs[$1]}"; then return; fi
-    why=$(grep -m 1 -E 'error|undefined' "$build/$1.log" || tail -n 1 "$build/$1.log")
-    why=${why:-it took too long}
-    echo "gpu.sh: $1 does not compile: $why ($build/$1.log)" >&2
-    for program in "${@:2}"; do why_no[$program]=${why_no[$program]:-failed: $1 does not compile: $why}; done
-}
-each() { # <command>...: for each source in stdin
-    timeout $((limit_s < 120 ? 60 : limit_s / 2)) xargs -P"$(nproc)" -I{} "$@" -c {} -o "$objects/{}.o"
-}
-c_flags=(-std=c11 -O3 -g -w -ffp-contract=off -fPIC -fvisibility=hidden -D_GNU_SOURCE -Iinclude -Ilib
-         -DTAGC_HAS_PAPER=1 -DTAGC_HAS_GPU=1 "-DTAGC_HAS_NATIVE=${#uv[@]}" ${CFLAGS:-})
-cuda_flags=(-std=c++17 -O3 -lineinfo -fmad=false "-arch=$arch" -Iinclude -Ilib -DTAGC_CUDA_THREADS=256
-            -DTAGC_CUDA_LINES=512 -Xcompiler=-fPIC,-fvisibility=hidden)
-find lib bench tests/gpu/cuda -type d -exec mkdir -p "$objects/{}" \;
-c_sources() {
-    find lib -name '*.c' ! -path lib/transport/mpi.c |
-        if [ -n "$no_uv" ]; then grep -v ^lib/transport/native/; else cat; fi
-}
-compile_c() {
-    local code=0
-    c_sources | each "${cc[@]}" "${c_flags[@]}" || code=$?
-    find "$objects" -name '*.c.o' -exec ar rc "$build/libtagc.a" {} +
+# Writes what the part says to its log. Returns how it ended; 124 and 137 where it was stopped. What the driver does not let go is left
+# behind, after some seconds, and never waited for.
+limited() { # <seconds> <log> <command>...
+    local pid end=$((SECONDS + $1 + 6)) code=0
+    timeout -k 3 "$1" "${@:3}" >"$2" 2>&1 </dev/null &
+    pid=$!
+    while kill -0 $pid 2>/dev/null && [ $SECONDS -lt $end ]; do sleep 0.1; done
+    if kill -0 $pid 2>/dev/null; then
+        kill -9 -- -$pid 2>/dev/null || true
+        disown $pid
+        return 137
+    fi
+    wait $pid || code=$?
     return $code
 }
-compile_cuda() { # <source>...
-    printf '%s\n' "$@" | each "$nvcc" "${cuda_flags[@]}"
-}
-link() { # <program> <command>...
-    [ -n "${why_no[$1]:-}" ] || start "$1" "${@:2}" -o "$build/$1"
-}
-start libtagc.a compile_c
-start kernels compile_cuda lib/gpu/cuda/*.cu
-start test_cuda_codec.o compile_cuda tests/gpu/cuda/test_cuda_codec.cpp
-start bench_cuda.o compile_cuda bench/bench_cuda.cu
-finish libtagc.a libtagc.so bench_device bench_flags # the others need little of it
-finish kernels test_cuda_codec bench_device bench_cuda libtagc-cuda.so
-finish test_cuda_codec.o test_cuda_codec
-finish bench_cuda.o bench_cuda
-c_link=(-Wl,-z,defs "${uv[@]}" -lpthread -lm -ldl)
-kernels=("$objects"/lib/gpu/cuda/*.cu.o "$build/libtagc.a")
-link libtagc.so "${cc[@]}" -shared -Wl,--version-script=cmake/libtagc.map -Wl,--whole-archive "$build/libtagc.a" \
-    -Wl,--no-whole-archive "${c_link[@]}"
-link bench_device "${cc[@]}" "${c_flags[@]}" bench/bench_device.c "$build/libtagc.a" "${c_link[@]}"
-link bench_flags "${cc[@]}" "${c_flags[@]}" bench/bench_flags.c "$build/libtagc.a" "${c_link[@]}"
-link libtagc-cuda.so "$nvcc" "${cuda_flags[@]}" -shared "${kernels[@]}" -Xlinker=--exclude-libs,ALL
-link test_cuda_codec "$nvcc" "${cuda_flags[@]}" "$objects/tests/gpu/cuda/test_cuda_codec.cpp.o" "${kernels[@]}"
-link bench_cuda "$nvcc" "${cuda_flags[@]}" "$objects/bench/bench_cuda.cu.o" "${kernels[@]}"
-finish libtagc.so libtagc.so
-finish libtagc-cuda.so libtagc-cuda.so bench_device
-for program in bench_device bench_flags test_cuda_codec bench_cuda; do finish $program $program; done
-why_no[torch]=${why_no[torch]:-${why_no[libtagc.so]:-}}
-if [ $has_gpu = 0 ]; then
-    for program in "${!why_no[@]}"; do [[ ${why_no[$program]} != failed* ]] || exit 1; done
-    echo "gpu.sh: compiled for $arch; no GPU to run it on" >&2
-    exit 77
-fi
-
-# ---- run ----
-
-mkdir -p "$out/parts" # the output of each part by itself
-rm -f "$out"/parts/*.txt "$out"/page.txt "$out"/gpu.json "$out"/gpu.txt "$out"/reducers.json "$out"/kernels.json "$out"/torch.json
-export TAGC_LIBRARY=$build/libtagc.so
-unset TAGC_CUDA_LIBRARY
-[ -n "${why_no[libtagc-cuda.so]:-}" ] || export TAGC_CUDA_LIBRARY=$build/libtagc-cuda.so
-parts='' page='' failed=() skipped=() is_complete=''
-result_of() { # <file>: what a part has written
-    if [ -s "$out/$1" ]; then cat "$out/$1"; else echo null; fi
-}
-write() {
+page() { # writes the stage's page anew, its verdict first
+    local how=passed
+    [ -z "$stage_skipped" ] || how="passed, but for: ${stage_skipped#; }"
+    [ "$n_stage_passed" != 0 ] || how="skipped: ${stage_skipped#; }"
+    [ -z "$no_device" ] || how="skipped: $no_device"
+    [ -z "$stage_failed" ] || how="FAILED: ${stage_failed#; }"
     {
-        printf '{"type": "gpu", "format": 2, "gpu": "%s", "nvcc": "%s", "commit": "%s", "date": "%s", "seconds": %d,\n' \
-            "$gpu" "$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')" \
-            "$(git describe --always --dirty 2>/dev/null || echo unknown)" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" $SECONDS
-        printf '"parts": {%s},\n"reducers": %s,\n"torch": %s,\n"kernels": %s}\n' "$parts" "$(result_of reducers.json)" \
-            "$(result_of torch.json)" "$(result_of kernels.json)"
-    } >"$out/gpu.json"
-    write_page >"$out/page.txt"
+        printf '%s %s: %s\n' "$stage" "${names[$stage]}" "$how"
+        printf '%s; %s; %s\n\n' "$(cat "$folder/made" 2>/dev/null || echo "not built")" "$gpu" "$(date -u +%Y-%m-%dT%H:%MZ)"
+        cat "$scratch/body"
+    } >"$out/$stage-${names[$stage]}.txt"
+    cat "$out"/[1-8]-*.txt 2>/dev/null | grep -E "^[1-8] ($(IFS='|'; echo "${names[*]}")): " >"$out/summary.txt" || true
 }
-note() { # <part> <how it ended> <seconds>
-    local how
-    how=$(tr -d '"\\' <<<"$2" | tr -c '[:print:]\n' ' ')
-    parts+="${parts:+, }\"$1\": {\"result\": \"$how\", \"seconds\": $3}"
-    page+=$(printf '  %-34s %5d s  %s' "$1" "$3" "$how")$'\n'
-    case $2 in passed) ;; skipped*) skipped+=("$1") ;; *) failed+=("$1") ;; esac
-    echo "-- $1: $how, $3 s"
-    write
+note() { # <part> <how> <seconds>
+    case $2 in
+    passed) n_stage_passed=$((n_stage_passed + 1)) n_passed=$((n_passed + 1)) ;;
+    skipped*) stage_skipped+="; $1 $2" ;;
+    *) stage_failed+="; $1 $2" n_failed=$((n_failed + 1)) ;;
+    esac
+    printf -- '-- %s: %s, %d s\n\n' "$1" "$2" "$3" | tee -a "$scratch/body"
+    page
 }
-part() { # <name> <program that it needs, or torch> <file that it writes, or ""> <seconds that it may take> <command>...
-    local name=$1 needs=$2 file=$3 may_take=$4 begin=$SECONDS code=0 how=passed said left_s=$((limit_s - SECONDS))
-    shift 4
-    [ -z "${why_no[$needs]:-}" ] || { note "$name" "${why_no[$needs]}" 0; return; }
-    echo "== $name"
-    [ $left_s -ge 5 ] || { note "$name" "skipped: no time was left" 0; return; }
-    [ $may_take -le $left_s ] || may_take=$left_s
-    timeout -k 5 "$may_take" "$@" 2>&1 | tee "$out/parts/${name//[^a-z0-9]/-}.txt" || code=${PIPESTATUS[0]}
+part() { # <name> <file that it needs, or ""> <seconds> <command>...
+    local name=$1 needs=$2 may_take=$(($3 * patience)) begin=$SECONDS code=0 how=passed
+    shift 3
+    [ -z "$no_device" ] || { note "$name" "skipped: $no_device" 0; return; }
+    [ -z "$needs" ] || [ -e "$folder/$needs" ] || { note "$name" "skipped: $folder has no $needs" 0; return; }
+    [ "$may_take" -le "$(left)" ] || may_take=$(left)
+    [ "$may_take" -le "$most_s" ] || may_take=$most_s
+    [ "$may_take" -ge 2 ] || { note "$name" "skipped: no time was left" 0; return; }
+    echo "== $name" | tee -a "$scratch/body"
+    limited "$may_take" "$scratch/log" "$@" || code=$?
+    tail -c 60000 "$scratch/log" | tee -a "$scratch/body"
     if [ $code != 0 ]; then
-        sleep 0.2 # tee writes
-        said=$(tac "$out/gpu.txt" | sed '/^== /Q' || true)
-        how="failed with $code: $(head -n 1 <<<"$said" | cut -c 1-200)"
+        how="failed with $code: $(tail -n 1 "$scratch/log" | tr -c '[:print:]\n' ' ' | cut -c 1-200)"
+        [ $code != 77 ] || how="skipped: $(tail -n 1 "$scratch/log" | sed 's/.*skipped: //' | cut -c 1-200)"
         # Slow, or hanging: what it began last, and when, tells.
-        [ $code != 124 ] && [ $code != 137 ] || how="stopped after $may_take s, $(grep -m 1 '^at ' <<<"$said" || echo "without a word")"
-        [ $code != 124 ] && [ $code != 137 ] || [ $may_take != $left_s ] || how="skipped: no time was left after $may_take s"
-        [ $needs != sanitizer ] || [[ $said != *"Device not supported"* ]] || how="skipped: $1 does not support this device"
+        [ $code != 124 ] && [ $code != 137 ] || how="stopped after $may_take s, $(grep '^at ' "$scratch/log" | tail -n 1 | grep . || echo "without a word")"
+        [[ $name != *check ]] || ! grep -q 'Device not supported' "$scratch/log" || how="skipped: the tool does not support this device"
     fi
-    # A file that ends in the middle is no JSON.
-    [ -z "$file" ] || [[ $(tail -c 2 "$out/$file" 2>/dev/null) == *"}"* ]] || rm -f "$out/$file"
     note "$name" "$how" $((SECONDS - begin))
 }
-# How a driver may be at its worst: what to set, with the words for it.
-conditions=("eager loading: CUDA_MODULE_LOADING=EAGER"
-            "lazy loading: CUDA_MODULE_LOADING=LAZY"
-            "one connection: CUDA_DEVICE_MAX_CONNECTIONS=1"
-            "launches that wait: CUDA_LAUNCH_BLOCKING=1"
-            "no cache of memory: PYTORCH_NO_CUDA_MEMORY_CACHING=1"
-            "all of it: CUDA_MODULE_LOADING=LAZY CUDA_DEVICE_MAX_CONNECTIONS=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1")
-train_in_conditions() {
-    local condition settings name took may_take=150 # the first reads torch from the disk, and all of its kernels
-    for condition in "${conditions[@]}"; do
-        read -ra settings <<<"${condition#*: }"
-        name="training, ${condition%%: *}" took=$SECONDS
-        if [ -n "$no_uv" ] && [[ $condition == *NO_CUDA_MEMORY_CACHING* ]]; then
-            note "$name" "skipped: it may hang while libtagc sends by gloo; $no_uv" 0
-            continue
-        fi
-        part "$name" torch "" $may_take env "${settings[@]}" "$python" lab/studies/torch_gpu.py --only losses --loss-steps 8
-        took=$((SECONDS - took)) # a machine that is slow is so in all conditions
-        [ $may_take != 150 ] || may_take=$((took < 150 ? took + 60 : 75))
+
+# ---- run: the stages ----
+
+pick() { # <a real machine's words> <the fake runtime's>
+    if [ $is_fake = 1 ]; then echo "$2"; else echo "$1"; fi
+}
+stage_1() {
+    if command -v nvidia-smi >/dev/null; then part "the driver" "" 8 nvidia-smi; else note "the driver" "skipped: no nvidia-smi" 0; fi
+    part "the runtime" bench_flags 8 "$folder/bench_flags" --part facts $cudart
+    part "torch" "" 18 "$python" tests/gpu/card/facts.py
+}
+stage_2() {
+    local connections small
+    for connections in $(pick "1 8 32" "1 8"); do
+        small="--rounds 16 --streams 4 --wait-ms 50"
+        [ $connections = 1 ] || small="--rounds 16 --streams 4 --wait-ms 5000" # nothing is to stand still
+        part "flags, $connections hardware queues" bench_flags 20 env CUDA_DEVICE_MAX_CONNECTIONS=$connections "$folder/bench_flags" $cudart \
+            $load $(pick "" "$small")
     done
 }
-write_page() {
-    echo "$gpu, $(date -u +%Y-%m-%d), $(git describe --always --dirty 2>/dev/null || echo unknown)"
-    printf '%s' "$page"
-    [ -z "$no_uv" ] || echo "libtagc sends by gloo here, as no build with libuv does: $no_uv"
-    if [ -z "$is_complete" ]; then
-        echo "Not complete: other parts follow."
-    elif [ ${#failed[@]} -gt 0 ]; then
-        echo "The path does NOT work here: ${#failed[@]} parts failed: $(printf '%s; ' "${failed[@]}" | sed 's/; $//')."
-    elif [ ${#skipped[@]} -gt 0 ]; then
-        echo "What was tried works here. Not tried: $(printf '%s; ' "${skipped[@]}" | sed 's/; $//')."
+stage_3() {
+    part "launches that wait" bench_flags 20 env CUDA_LAUNCH_BLOCKING=1 "$folder/bench_flags" --part waits $cudart
+    part "launches that do not" bench_flags 20 "$folder/bench_flags" --part waits $cudart
+    part "tests of the kernels" test_cuda_codec 60 "$folder/test_cuda_codec" $(pick "" 10)
+}
+stage_4() {
+    part "bits" libtagc-cuda.so 150 "$python" tests/gpu/card/bits.py --seconds $(($(left) - 8)) $load \
+        $(pick "" "--fake --kinds fsdp2 hsdp ddp --steps 2")
+}
+stage_5() {
+    local nsys
+    part "kernels, 7 B" bench_cuda 60 "$folder/bench_cuda" "$out/kernels.json" units
+    part "an exchange by stage" bench_overlap 40 "$folder/bench_overlap" $cudart --delays-ms 0 $(pick "" "--elems 3000 --units 1 --steps 2")
+    part "reducers of both kinds" bench_device 40 "$folder/bench_device" --required $cudart \
+        $(pick "--elems 12582912,25165824" "--elems 3000 --steps 2")
+    nsys=$(command -v nsys) || nsys=''
+    if [ -n "$nsys" ]; then
+        part "a trace" bench_overlap 30 "$nsys" profile -o "$out/trace" --force-overwrite true "$folder/bench_overlap" $cudart $load \
+            --delays-ms 5 --steps 2
     else
-        echo "The path works here."
+        note "a trace" "skipped: no nsys" 0
     fi
-    echo "Figures: $out/gpu.txt and $out/gpu.json, after $SECONDS s"
+    part "kernels, GPT-2, and others'" bench_cuda 60 "$folder/bench_cuda"
 }
-all() {
-    local sanitizer tool connections
-    for connections in 1 8 32; do
-        part "flags, connections $connections" bench_flags "" 40 env CUDA_DEVICE_MAX_CONNECTIONS=$connections \
-            "$build/bench_flags" ${cudart:+--library "$cudart"}
-    done
-    part tests test_cuda_codec "" 100 "$build/test_cuda_codec"
-    [ -n "${why_no[torch]:-}" ] || train_in_conditions
-    part reducers bench_device reducers.json 100 "$build/bench_device" --required ${cudart:+--library "$cudart"} --json "$out/reducers.json"
-    part torch torch torch.json 200 "$python" lab/studies/torch_gpu.py --json "$out/torch.json"
-    part bench bench_cuda kernels.json 90 "$build/bench_cuda" "$out/kernels.json"
-    sanitizer=$(command -v compute-sanitizer ||
-        find -L "$toolkit"/{bin,compute-sanitizer} -maxdepth 1 -name compute-sanitizer -print -quit 2>/dev/null || true)
-    [ -n "$sanitizer" ] || why_no[sanitizer]='skipped: no compute-sanitizer'
-    why_no[sanitizer]=${why_no[test_cuda_codec]:-${why_no[sanitizer]:-}}
+stage_6() {
+    part "overlap" bench_overlap 90 "$folder/bench_overlap" $cudart $load \
+        $(pick "--delays-ms 5,20,50 --least-hidden 50" "--elems 2000 --units 2 --steps 2 --compute-ms 1 --delays-ms 2")
+}
+stage_7() {
+    local tool sanitizer
+    sanitizer=$(command -v compute-sanitizer || find -L /usr/local/cuda/{bin,compute-sanitizer} -maxdepth 1 -name compute-sanitizer \
+        -print -quit 2>/dev/null || true)
     for tool in memcheck racecheck initcheck; do
-        part $tool sanitizer "" 90 "$sanitizer" --tool $tool --error-exitcode 1 "$build/test_cuda_codec" 10
+        if [ -n "$sanitizer" ]; then
+            part $tool test_cuda_codec 30 "$sanitizer" --tool $tool --error-exitcode 1 "$folder/test_cuda_codec" 10
+        else
+            note $tool "skipped: no compute-sanitizer" 0
+        fi
     done
-    is_complete=1
-    write
-    rm -f "$out/reducers.json" "$out/kernels.json" "$out/torch.json"
-    cat "$out/page.txt"
-    [ ${#failed[@]} = 0 ]
 }
-all 2>&1 | tee "$out/gpu.txt"
+stage_8() {
+    part "losses" libtagc.so 170 "$python" tests/gpu/card/losses.py --json "$out/losses.jsonl" --seconds $(($(left) - 8)) \
+        $(pick "" "--device cpu --ranks 2")
+}
+run() { # <folder> <out> <stage>...
+    patience=$(pick 1 6) most_s=${TAGC_GPU_PART_SECONDS:-900} # tests share a machine with others, and are not to fail for that
+    folder=$(cd "$1" && pwd) out=$2 limit_s=${TAGC_GPU_SECONDS:-$((590 * patience))} python=${TAGC_PYTHON:-python3} cudart='' load='' scratch=$(mktemp -d)
+    shift 2
+    trap "rm -rf '$scratch'" EXIT
+    mkdir -p "$out"
+    out=$(cd "$out" && pwd)
+    for library in "$folder"/libcudart.so.*; do [ ! -e "$library" ] || cudart="--library $library"; done
+    [ ! -e "$folder/libtagc-load.so" ] || load="--load $folder/libtagc-load.so"
+    export TAGC_LIBRARY=$folder/libtagc.so TAGC_CUDA_LIBRARY=$folder/libtagc-cuda.so PYTHONUNBUFFERED=1
+    export PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1 LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}
+    gpu=$(timeout 8 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | paste -sd ';') || gpu='a machine without nvidia-smi'
+    # What finds no device finds none later.
+    local code=0
+    if [ -x "$folder/bench_flags" ]; then
+        limited $((15 * patience)) "$scratch/log" "$folder/bench_flags" --part facts $cudart || code=$?
+        [ $code != 77 ] || no_device=$(tail -n 1 "$scratch/log" | sed 's/.*skipped: //' | cut -c 1-200)
+    fi
+    for stage in "$@"; do
+        stage_end=$((SECONDS + limits[$stage] * patience)) stage_failed='' stage_skipped='' n_stage_passed=0
+        : >"$scratch/body"
+        echo "==== $stage ${names[$stage]}"
+        "stage_$stage"
+    done
+    cat "$out/summary.txt"
+    echo "$out, after $SECONDS s"
+    [ $n_failed = 0 ] || return 1
+    [ $n_passed != 0 ] || return 77
+}
+
+case $verb in
+build)
+    [ $# -le 1 ] || refuse "$# folders, allowed is one"
+    if [ $# = 0 ]; then build "$PWD/build-gpu"; else build "$(seen_from_here "$1")"; fi
+    ;;
+run)
+    is_fake=0
+    [ "${1:-}" != --fake ] || { is_fake=1; shift; }
+    [ $# -ge 2 ] || refuse "run needs a folder that \"gpu.sh build\" made, and one for pages"
+    [ -d "$(seen_from_here "$1")" ] || refuse "there is no folder $1: \"gpu.sh build $1\" makes it"
+    for word in "${@:3}"; do [ -n "${names[$word]:-}" ] || refuse "stage \"$word\" is not known, must be of 1 to 8"; done
+    [ $# -gt 2 ] || set -- "$@" 1 2 3 4 5 6 7 8
+    run "$(seen_from_here "$1")" "$(seen_from_here "$2")" "${@:3}"
+    ;;
+--architectures) exec scripts/cuda_architectures.sh "$@" ;;
+-h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" | grep -v '^set ' || true ;;
+*) refuse "\"$verb\" is not known, must be build, run, --architectures or --help" ;;
+esac

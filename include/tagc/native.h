@@ -38,6 +38,10 @@ typedef struct tagc_native_options {
     /* 1: connections are encrypted and authenticated by TLS 1.3, from the keys of _connect alone. The same on all ranks. Then _open is
      * TAGC_ERR_UNSUPPORTED where libtagc was built without OpenSSL's headers, or this process cannot load libssl. Default 0. */
     uint64_t tls;
+    /* Threads that send and receive: the comm's own, and others that take some of the connections with each peer, so that at most
+     * n_sockets of them have work. Ranks may differ. [0, 8]; default 0: by the rate of this rank's interface, as far as the system tells
+     * it, one for each 15 Gbit/s that the ranks of this host have each, at most 4, and half of this rank's share of the cores. */
+    uint64_t n_threads;
 } tagc_native_options;
 
 TAGC_API void tagc_native_options_init_sized(tagc_native_options *options, size_t struct_bytes);

@@ -1,6 +1,6 @@
 """PyTorch on two GPUs with NCCL, or on one that two processes share over gloo: losses under FSDP2, with
 gradients in fp32 and in bf16, and under DDP against those of the same runs on the processor, the time and the
-memory of a step with and without tagc, and torch.topk of the arrays of bench_cuda.cu. scripts/gpu.sh runs it.
+memory of a step with and without tagc, and torch.topk of the arrays of bench_cuda.cu.
 With two GPUs rank 0 is on the second one.
 
     python lab/studies/torch_gpu.py --json torch_gpu.json
@@ -65,7 +65,7 @@ def codecs_on(device):
 
 
 def say(args, rank, what):
-    """For gpu.sh, which stops what hangs: what began last, and when."""
+    """For who stops what hangs: what began last, and when."""
     if rank == 0:
         print(f"at {time.time() - args.began:.0f} s: {what}", flush=True)
 

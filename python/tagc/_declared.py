@@ -124,7 +124,7 @@ class CallbackOps(Structure):
 class NativeOptions(Structure):
     _fields_ = [
         ("struct_bytes", c_size_t), ("local", c_char_p), ("family", c_int), ("n_sockets", c_int),
-        ("names", POINTER(c_int32)), ("tls", c_uint64),
+        ("names", POINTER(c_int32)), ("tls", c_uint64), ("n_threads", c_uint64),
     ]
 
 

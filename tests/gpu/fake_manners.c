@@ -37,6 +37,18 @@ int is_its_turn(const stream *one) {
     return !ahead_of(one);
 }
 
+int fake_n_held_up(void) {
+    int n = 0;
+    pthread_mutex_lock(&fake.lock);
+    for (int i = 0; i < fake.n_streams; i++) {
+        const stream *ahead = fake.streams[i].is_live ? ahead_of(&fake.streams[i]) : NULL;
+        while (ahead && ahead_of(ahead)) ahead = ahead_of(ahead);
+        n += ahead && ahead->first->kind == WAIT_FLAG;
+    }
+    pthread_mutex_unlock(&fake.lock);
+    return n;
+}
+
 static void say(const char *text) {
     size_t n = strlen(fake.report);
     snprintf(fake.report + n, sizeof fake.report - n, "%s\n", text);

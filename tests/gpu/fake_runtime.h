@@ -47,6 +47,8 @@ FAKE_API void fake_limit(int ms);
 /* Calls that wait now, and those since the reset that had to wait until the device was idle. */
 FAKE_API int fake_n_waiting(void);
 FAKE_API int fake_n_waited(void);
+/* Streams with work that could go on if no other stream of its connection waited for a flag. */
+FAKE_API int fake_n_held_up(void);
 /* Returns who waited for whom when a call gave up first; "": none did. */
 FAKE_API const char *fake_report(void);
 

@@ -224,6 +224,49 @@ static void test_manners(void **state) {
     }
 }
 
+static void do_nothing(void *arg) {
+    (void)arg;
+}
+
+/* While the network is waited for, work of torch's other streams stands still only where they share a hardware queue with a stream that
+ * waits: FSDP2's four (gathers, copies, reduce-scatters, all-reduces) and NCCL's, beside compute, which is the caller's, and the queue's two.
+ * compress() prints a word where there is one connection. */
+static void test_held_up(void **state) {
+    (void)state;
+    enum { N_OTHERS = 5 };
+    static const struct {
+        const char *words;
+        int least, most;
+    } cases[] = {{"connections=1", N_OTHERS, N_OTHERS},
+                 {"connections=4", 1, 2},
+                 {"connections=8", 0, 0},
+                 {"connections=32", 0, 0},
+                 {"", 0, 0}};
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        fake_reset(c + 1, 1, FAKE_LATE, 1);
+        fake_behave(cases[c].words);
+        device_rig rig = {.is_pipelined = 1};
+        void *others[N_OTHERS];
+        assert_int_equal(rig_make(&rig, 0, 0, c + 1, 2), TAGC_OK);
+        for (int i = 0; i < N_OTHERS; i++) assert_int_equal(fake_stream(&others[i]), 0);
+        assert_int_equal(rig_enqueue(&rig, 0, 0), TAGC_OK);
+        for (int i = 0; i < N_OTHERS; i++) assert_int_equal(fake_launch(others[i], do_nothing, NULL), 0);
+        fake_settle(NULL, NULL);
+        int n = fake_n_held_up();
+        print_message("%s: %d of %d\n", cases[c].words, n, N_OTHERS);
+        assert_in_range(n, cases[c].least, cases[c].most);
+        rig_start(&rig);
+        assert_int_equal(rig_wait_for_last(&rig), TAGC_OK);
+        assert_int_equal(rig_synchronize(&rig), 0);
+        for (int i = 0; i < N_OTHERS; i++)
+            assert_int_equal(rig.saboteur.real.StreamSynchronize(others[i]), 0);
+        assert_int_equal(fake_n_held_up(), 0);
+        rig_join(&rig);
+        rig_end(&rig);
+        assert_int_equal(fake_n_mistakes(), 0);
+    }
+}
+
 /* Nothing of an exchange goes into a graph, and the queue lives on. */
 static void test_capture(void **state) {
     (void)state;
@@ -274,8 +317,9 @@ static void test_many(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_clean), cmocka_unit_test(test_planted), cmocka_unit_test(test_ranks),
-        cmocka_unit_test(test_many),  cmocka_unit_test(test_manners), cmocka_unit_test(test_capture),
+        cmocka_unit_test(test_clean),   cmocka_unit_test(test_planted), cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_many),    cmocka_unit_test(test_manners), cmocka_unit_test(test_held_up),
+        cmocka_unit_test(test_capture),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -79,6 +79,31 @@ def test_future(recorder):
     ]
 
 
+def test_aside(recorder, monkeypatch):
+    """Work of every bucket goes into one stream, after what the current one has so far."""
+    made = []
+
+    class Made:
+        def __init__(self, device):
+            self.cuda_stream = 100 + len(made)
+            made.append(self)
+
+        def __iter__(self):  # what Recorder.stream() notes
+            return iter([self.cuda_stream])
+
+        def wait_stream(self, other):
+            recorder.calls.append(("waits", self.cuda_stream, other.cuda_stream))
+
+    recorder.Stream = Made
+    one = streams.Cuda(torch.device("cuda", 0))
+    for _ in range(3):
+        with one.aside() as handle:
+            assert handle == 100
+    assert len(made) == 1
+    each = [("current_stream", "cuda:0"), ("waits", 100, 77), ("begin", 100), ("end", 100)]
+    assert recorder.calls == 3 * each
+
+
 class Stream:
     """One that tells who waits for whom."""
 

@@ -11,6 +11,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -26,6 +27,7 @@ typedef struct native_group {
     int world_size;
     const char *local;
     int n_sockets;
+    int n_threads; /* of each rank's connections; TAGC_TEST_NATIVE_THREADS, or 0 */
     int tls;
     int32_t names[NATIVE_TEST_RANKS];
     double timeout_s; /* of comms */
@@ -41,6 +43,8 @@ static inline native_group *native_group_make(int world_size, int n_sockets) {
     assert_true(group != MAP_FAILED);
     *group = (native_group){
         .world_size = world_size, .local = "127.0.0.1", .n_sockets = n_sockets, .timeout_s = 60};
+    const char *n_threads = getenv("TAGC_TEST_NATIVE_THREADS");
+    if (n_threads) group->n_threads = atoi(n_threads);
     for (int r = 0; r < NATIVE_TEST_RANKS; r++) group->names[r] = r;
     pthread_barrierattr_t shared;
     pthread_barrierattr_init(&shared);
@@ -73,6 +77,7 @@ static inline tagc_native *native_open(rank_run *run, native_group *group) {
     tagc_native_options_init(&options);
     options.local = group->local;
     options.n_sockets = group->n_sockets;
+    options.n_threads = (uint64_t)group->n_threads;
     options.names = group->names;
     options.tls = (uint64_t)group->tls;
     CHECK(run, tagc_native_open(&options, run->rank, group->world_size, &native) == TAGC_OK);

@@ -5,6 +5,7 @@
 #include "core/clock.h"
 
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/socket.h>
@@ -38,6 +39,48 @@ static void test_random_transfers(void **state) {
         run_ranks(cases[i].world_size, storm_body, group);
         native_group_free(group);
     }
+}
+
+static void counting_body(rank_run *run) {
+    native_group *group = run->shared;
+    int *n_threads = group->extra, n = 0;
+    tagc_comm *comm = native_comm(run, group);
+    if (!comm) return;
+    pthread_barrier_wait(&group->met);
+    if (run->rank == 0) {
+        DIR *tasks = opendir("/proc/self/task");
+        while (tasks && readdir(tasks)) n++;
+        if (tasks) closedir(tasks);
+        *n_threads = n;
+    }
+    pthread_barrier_wait(&group->met);
+    CHECK(run, pattern_storm(comm, 7, 3, 3u << 20) == 0);
+    tagc_comm_destroy(comm);
+}
+
+/* Each rank has as many as it asks for, and no more than connections with a peer. By default loopback, whose rate nobody knows, has none. */
+static void test_threads(void **state) {
+    (void)state;
+    static const struct {
+        int asked, n_sockets, n_more;
+    } cases[] = {{1, 4, 0}, {3, 4, 2}, {4, 2, 1}, {0, 4, 0}};
+    int n_alone = 0;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int n_threads = 0;
+        native_group *group = native_group_make(2, cases[i].n_sockets);
+        group->n_threads = cases[i].asked;
+        group->extra = &n_threads;
+        run_ranks(2, counting_body, group);
+        native_group_free(group);
+        if (i == 0) n_alone = n_threads;
+        assert_int_equal(n_threads - n_alone, 2 * cases[i].n_more);
+    }
+    tagc_native *native;
+    tagc_native_options options;
+    tagc_native_options_init(&options);
+    options.n_threads = 9;
+    assert_int_equal(tagc_native_open(&options, 0, 2, &native), TAGC_ERR_ARGUMENT);
+    assert_true(has("n_threads is 9, must be in [0, 8]"));
 }
 
 static void test_ipv6(void **state) {
@@ -410,6 +453,7 @@ static void test_forks(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_transfers),
+                                       cmocka_unit_test(test_threads),
                                        cmocka_unit_test(test_ipv6),
                                        cmocka_unit_test(test_lanes_do_not_block),
                                        cmocka_unit_test(test_abort_leave_silence),

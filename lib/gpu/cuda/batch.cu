@@ -1,7 +1,7 @@
 /* The maker of gpu/maker.h, and its batches: lays out the memory of a batch, sends its tables to the device, and launches kernels.
  *
  * A run takes eight launches to encode fragments of code topk, one more where a residual is stored as integers, two for those of code
- * blocks, and three or four to decode, whatever the number of rows. A run allocates nothing, and the host reads nothing
+ * blocks, and two or three to decode, whatever the number of rows. A run allocates nothing, and the host reads nothing
  * back. */
 #include "gpu/cuda/blocks.cuh"
 #include "gpu/cuda/host.cuh"
@@ -100,8 +100,19 @@ static sums_row shape_sums(const tagc_batch_row *from) {
         row.chunk = (uint32_t)gaps.chunk;
         row.n_chunks = (uint32_t)gaps.n_chunks;
     }
+    row.n_shares = 1;
     row.n_grid_chunks = parts_of(o->n, row.chunk);
     return row;
+}
+
+/* Of each chunk, so that the batch's blocks fill a large device twice, if chunks alone do not. */
+static uint32_t count_shares(const tagc_batch *b, const tagc_batch_row *rows) {
+    constexpr size_t ENOUGH_BLOCKS = 264, MOST_SHARES = 8; /* a share has 64 positions or more */
+    size_t n_chunks = 0;
+    uint32_t n = 1;
+    for (size_t i = 0; i < b->n_rows; i++) n_chunks += shape_sums(&rows[i]).n_grid_chunks;
+    while (n < MOST_SHARES && n_chunks * n < ENOUGH_BLOCKS) n *= 2;
+    return n;
 }
 
 static const char *name_of(int format) {
@@ -151,6 +162,7 @@ static int encodes(const tagc_batch *b) {
 
 /* The memory of each row and its blocks in the grids. If there is an image, fills the rows of the tables, too. */
 static void lay_out_rows(tagc_batch *b, const tagc_batch_row *rows, tagc_arena *arena, totals *t) {
+    const uint32_t n_shares = encodes(b) ? 1 : count_shares(b, rows);
     *t = totals();
     for (size_t i = 0; i < b->n_rows; i++) {
         if (encodes(b) && rows[i].options.sparse) {
@@ -179,6 +191,10 @@ static void lay_out_rows(tagc_batch *b, const tagc_batch_row *rows, tagc_arena *
             t->blocks++;
         } else {
             sums_row row = shape_sums(&rows[i]);
+            if (row.is_sparse) {
+                row.n_shares = n_shares;
+                row.n_grid_chunks *= n_shares;
+            }
             row.first_chunk = (uint32_t)t->chunks;
             row.first_body = (uint32_t)t->bodies;
             if (b->sums.host) b->sums.host[i] = row;
@@ -188,6 +204,8 @@ static void lay_out_rows(tagc_batch *b, const tagc_batch_row *rows, tagc_arena *
                 body.progress = take<body_state>(arena, 1);
                 body.begin = take<uint32_t>(arena, row.n_chunks);
                 body.offset = take<unsigned long long>(arena, row.n_chunks);
+                if (row.n_shares > 1)
+                    body.shares = take<share_begin>(arena, (size_t)row.n_chunks * row.n_shares);
                 if (b->bodies.host) b->bodies.host[t->bodies] = body;
             }
             t->chunks += row.n_grid_chunks;
@@ -229,7 +247,7 @@ static size_t cuda_work_bytes(tagc_batch_kind kind, const tagc_batch_row *rows, 
 
 /* Kernels of the longest run, and tables: once where a batch is made, and once where it is pointed to its arrays. */
 static size_t cuda_n_launches(tagc_batch_kind kind, const tagc_batch_row *rows, size_t n_rows) {
-    static const size_t n_kernels[] = {11, 4};
+    static const size_t n_kernels[] = {11, 3};
     tagc_batch b = {};
     b.kind = kind;
     b.n_rows = n_rows;
@@ -359,9 +377,9 @@ static void run_bodies(const tagc_batch *b) {
     const work_of<sums_row> work = work_of_table(b->sums, b->n.chunks);
     const sums_row *rows = b->sums.device;
     const body_row *bodies = b->bodies.device;
-    const unsigned n_rows = (unsigned)b->n_rows;
-    TAGC_LAUNCH(index_bodies, index_shared, b->bodies.n, stream, rows, bodies);
-    TAGC_LAUNCH(clear_results, no_shared, parts_of(n_rows, THREADS) * (n_rows > 0), stream, rows, n_rows);
+    const unsigned n_rows = (unsigned)b->n_rows, n_bodies = (unsigned)b->bodies.n;
+    const unsigned n_blocks = larger(n_bodies, (unsigned)parts_of(n_rows, THREADS));
+    TAGC_LAUNCH(index_bodies, index_shared, n_blocks * (n_rows > 0), stream, rows, n_rows, bodies, n_bodies);
     if (b->n_sparse) TAGC_LAUNCH(add_topk, add_shared, b->n.chunks, stream, work, bodies);
     if (b->n_sparse < b->n_rows) TAGC_LAUNCH(add_blocks, no_shared, b->n.chunks, stream, work, bodies);
 }
@@ -386,7 +404,6 @@ static tagc_status cuda_prepare(void) {
     TAGC_TRY(load_kernel(clear_blocks));
     TAGC_TRY(load_kernel(encode_blocks));
     TAGC_TRY(load_kernel(index_bodies));
-    TAGC_TRY(load_kernel(clear_results));
     TAGC_TRY(load_kernel(add_topk));
     TAGC_TRY(load_kernel(add_blocks));
     TAGC_TRY(cuda_runs_prepare());

@@ -107,6 +107,11 @@ struct body_state {
     unsigned long long n_index_bytes;
 };
 
+/* Where a share of a chunk's positions begins in a body: its first code, and position and item before that. */
+struct share_begin {
+    uint32_t code, position, item;
+};
+
 struct body_row {
     const uint8_t *bytes;
     unsigned long long n_bytes;
@@ -116,13 +121,15 @@ struct body_row {
     body_state *progress;
     uint32_t *begin;            /* (n_chunks) first item of each chunk */
     unsigned long long *offset; /* (n_chunks) first bit of each chunk */
+    share_begin *shares;        /* (n_chunks, n_shares); none where n_shares is 1 */
 };
 
 /* A fragment of either code whose bodies are added. */
 struct sums_row {
     int is_sparse;
-    uint32_t n, k, chunk, n_chunks; /* of topk; for blocks, a chunk is a run */
-    uint32_t n_grid_chunks, first_chunk;
+    uint32_t n, k, chunk, n_chunks;      /* of topk; for blocks, a chunk is a run */
+    uint32_t n_grid_chunks, first_chunk; /* blocks of the grid for it: shares of chunks */
+    uint32_t n_shares;                   /* of a chunk; a power of two */
     uint32_t first_body, n_bodies;
     const int *stop;     /* NULL, or a flag: if it is not 0, no body is added */
     int adds;            /* 1: to what is in sums; 0: to zeros */

@@ -92,6 +92,11 @@ void tagc_native_close_all(tagc_native *self) {
     if (self->is_listening && !uv_is_closing((uv_handle_t *)&self->listener))
         tagc_native_close_tcp(&self->listener, &self->listener_held, NULL);
     self->is_listening = 0;
+    for (int i = 0; i < self->n_more; i++) {
+        uv_handle_t *wake = (uv_handle_t *)&self->more[i]->wake;
+        if (!uv_is_closing(wake)) uv_close(wake, NULL);
+        uv_run(&self->more[i]->uv, UV_RUN_DEFAULT);
+    }
     uv_run(&self->loop, UV_RUN_DEFAULT); /* until no handle is left */
 }
 
@@ -500,11 +505,16 @@ tagc_status tagc_native_connect(tagc_native *native, const void *addresses, cons
                          "tagc_native_open was called before this process was forked: open another");
     if (!native->is_listening)
         return tagc_fail(TAGC_ERR_STATE, "tagc_native_connect was called before: its port is closed");
+    unsigned char own[TAGC_NATIVE_ADDRESS_BYTES];
+    int n_here = 0;
+    TAGC_TRY(tagc_native_address(native, own));
     for (int r = 0; r < native->world_size; r++) {
         struct sockaddr_storage address;
-        TAGC_TRY(tagc_native_read_address(
-            native, r, (const unsigned char *)addresses + (size_t)r * TAGC_NATIVE_ADDRESS_BYTES, &address));
+        const unsigned char *from = (const unsigned char *)addresses + (size_t)r * TAGC_NATIVE_ADDRESS_BYTES;
+        TAGC_TRY(tagc_native_read_address(native, r, from, &address));
+        n_here += !memcmp(from + 16, own + 16, TAGC_NATIVE_ADDRESS_BYTES - 16);
     }
+    native->n_here = n_here;
     native_guard guard;
     tagc_native_enter(native, &guard);
     native->addresses = addresses;

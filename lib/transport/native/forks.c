@@ -6,6 +6,7 @@
  * parent then hangs up, and the caller calls again. */
 #include "transport/native/native.h"
 
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -74,16 +75,43 @@ int tagc_native_accept(uv_stream_t *listener, uv_tcp_t *tcp, native_held *held, 
     return error;
 }
 
+/* With the lock. */
+static void forget(native_held *held) {
+    if (!held->is_noted) return;
+    if (held->next) held->next->before = held->before;
+    if (held->before)
+        held->before->next = held->next;
+    else
+        held_first = held->next;
+    held->is_noted = 0;
+}
+
+int tagc_native_move_tcp(uv_tcp_t *from, native_held *from_held, uv_loop_t *loop, uv_tcp_t *to,
+                         native_held *to_held, uv_close_cb on_closed) {
+    uv_os_fd_t fd;
+    int error = uv_tcp_init(loop, to);
+    if (error < 0) {
+        on_closed((uv_handle_t *)to);
+        return error;
+    }
+    tagc_native_lock_sockets();
+    error = uv_fileno((const uv_handle_t *)from, &fd);
+    int copy = error == 0 ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1;
+    if (error == 0) error = copy < 0 ? UV_EMFILE : uv_tcp_open(to, copy);
+    if (error == 0) {
+        tagc_native_note_socket(to, to_held);
+        forget(from_held);
+    } else if (copy >= 0) {
+        close(copy);
+    }
+    uv_close((uv_handle_t *)(error == 0 ? from : to), on_closed);
+    tagc_native_unlock_sockets();
+    return error;
+}
+
 void tagc_native_close_tcp(uv_tcp_t *tcp, native_held *held, uv_close_cb on_closed) {
     tagc_native_lock_sockets();
-    if (held->is_noted) {
-        if (held->next) held->next->before = held->before;
-        if (held->before)
-            held->before->next = held->next;
-        else
-            held_first = held->next;
-        held->is_noted = 0;
-    }
+    forget(held);
     uv_close((uv_handle_t *)tcp, on_closed); /* the socket itself is closed at once */
     tagc_native_unlock_sockets();
 }

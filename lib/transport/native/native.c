@@ -15,20 +15,24 @@
 
 /* ---- reading ---- */
 
+static unsigned char *staging_of(const native_socket *socket) {
+    return socket->loop ? socket->loop->staging : socket->self->staging;
+}
+
 static void give_room(uv_handle_t *handle, size_t wanted, uv_buf_t *buffer) {
     native_socket *socket = handle->data;
     size_t n_bytes;
     (void)wanted;
     unsigned char *target = socket->tls ? NULL : tagc_native_direct_target(socket, &n_bytes);
     *buffer = target ? uv_buf_init((char *)target, (unsigned)n_bytes)
-                     : uv_buf_init((char *)socket->self->staging, NATIVE_STAGING_BYTES);
+                     : uv_buf_init((char *)staging_of(socket), NATIVE_STAGING_BYTES);
 }
 
 static void note_end(tagc_native *self, native_peer *peer, int error) {
     if (error != UV_EOF || !peer->last_error) peer->last_error = error;
     if (peer->ended) return;
     peer->ended = ++self->n_ended;
-    peer->ended_ms = uv_now(&self->loop);
+    peer->ended_ms = tagc_native_now_ms();
 }
 
 /* is_here: what arrived here, else what this rank sent. */
@@ -62,7 +66,7 @@ static tagc_status feed_opened(native_socket *socket) {
 }
 
 static tagc_status feed_sealed(native_socket *socket, size_t n_bytes) {
-    if (!tagc_native_tls_put(socket->tls, socket->self->staging, n_bytes))
+    if (!tagc_native_tls_put(socket->tls, staging_of(socket), n_bytes))
         return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %zu bytes that arrived", n_bytes);
     return feed_opened(socket);
 }
@@ -77,16 +81,18 @@ static void take_outcome(native_socket *socket, tagc_status status) {
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buffer) {
     native_socket *socket = stream->data;
     tagc_native *self = socket->self;
+    tagc_native_take_state(self);
     if (n < 0) {
         note_end(self, socket->peer, (int)n);
         tagc_native_close_socket(socket);
-        return;
+    } else {
+        unsigned char *staging = staging_of(socket);
+        int is_staged = buffer->base == (char *)staging;
+        take_outcome(socket, socket->tls ? feed_sealed(socket, (size_t)n)
+                             : is_staged ? tagc_native_feed(socket, staging, (size_t)n)
+                                         : tagc_native_feed_direct(socket, (size_t)n));
     }
-    int is_staged = buffer->base == (char *)self->staging;
-    tagc_status status = socket->tls ? feed_sealed(socket, (size_t)n)
-                         : is_staged ? tagc_native_feed(socket, self->staging, (size_t)n)
-                                     : tagc_native_feed_direct(socket, (size_t)n);
-    take_outcome(socket, status);
+    tagc_native_leave_state(self);
 }
 
 /* A host without power answers nothing. The kernel then ends its connections as early as the comm would break. */
@@ -98,6 +104,7 @@ static void limit_silence(uv_tcp_t *tcp, double timeout_s) {
 }
 
 static void start_reading(tagc_native *self, double timeout_s) {
+    tagc_native_share(self);
     for (int r = 0; r < self->world_size; r++)
         for (int i = 0; i < self->n_sockets; i++) {
             native_socket *socket = self->peers[r].sockets[i];
@@ -107,11 +114,16 @@ static void start_reading(tagc_native *self, double timeout_s) {
             if (socket->tls && tagc_native_tls_has_more(socket->tls)) /* frames behind the handshake */
                 take_outcome(socket, feed_opened(socket));
         }
+    tagc_native_start_threads(self);
 }
 
-/* Frames that arrived may allow more to leave. */
+/* Frames that arrived may allow more to leave. With `state`, but for the while that the loop runs. */
 static void run_loop(tagc_native *self) {
+    tagc_native_leave_state(self);
     uv_run(&self->loop, UV_RUN_NOWAIT);
+    for (int i = 0; i < self->n_more; i++) /* the system had no thread for it */
+        if (!self->more[i]->has_thread) uv_run(&self->more[i]->uv, UV_RUN_NOWAIT);
+    tagc_native_take_state(self);
     if (!self->has_answers) return;
     self->has_answers = 0;
     for (int r = 0; r < self->world_size; r++) tagc_native_push(&self->peers[r]);
@@ -227,7 +239,7 @@ static tagc_status check_peers(const tagc_native *self, const native_request *re
     for (uint32_t i = 0; i < t->n_sends; i++)
         if (is_open_send(&request->sends[i])) first = earlier(first, &self->peers[t->sends[i].peer]);
     if (!first) return TAGC_OK;
-    int is_over = uv_now(&self->loop) - first->ended_ms >= NATIVE_GRACE_MS;
+    int is_over = tagc_native_now_ms() - first->ended_ms >= NATIVE_GRACE_MS;
     return is_over || (first->has_left && !first->n_open) ? fail_gone(self, first) : TAGC_OK;
 }
 
@@ -257,12 +269,14 @@ static void bid_farewell(tagc_native *self, const native_frame *frame) {
         if (now_s - moved_s > 1e-3 * NATIVE_GRACE_MS || now_s - begin_s > 1e-3 * NATIVE_FAREWELL_MS) return;
         nanosleep(&pause, NULL);
         uv_run(&self->loop, UV_RUN_NOWAIT);
+        for (int i = 0; i < self->n_more; i++) uv_run(&self->more[i]->uv, UV_RUN_NOWAIT);
     }
 }
 
-/* Tells the peers who gave up, and lets go of all buffers. */
+/* Tells the peers who gave up, and lets go of all buffers. Without `state`. */
 static void give_up(tagc_native *self, const tagc_failure *failure) {
     if (self->has_given_up) return;
+    tagc_native_end_threads(self);
     self->has_given_up = 1;
     tagc_native_break(self, failure, tagc_native_name(self, self->rank));
     int giver = self->giver >= 0 ? self->giver : tagc_native_name(self, self->rank);
@@ -281,6 +295,7 @@ static tagc_status native_start(void *context, const tagc_transfer *transfer, vo
     tagc_native *self = context;
     native_request *request = NULL;
     pthread_mutex_lock(&self->lock);
+    tagc_native_take_state(self);
     tagc_status status = self->broken != TAGC_OK
                              ? fail_broken(self)
                              : take_request(self, transfer->n_sends, transfer->n_receives, &request);
@@ -294,6 +309,7 @@ static tagc_status native_start(void *context, const tagc_transfer *transfer, vo
         status = tagc_native_take_early(self, request);
         *handle = request;
     }
+    tagc_native_leave_state(self);
     pthread_mutex_unlock(&self->lock);
     return status;
 }
@@ -303,6 +319,7 @@ static tagc_status native_test(void *context, void *handle, tagc_progress *progr
     native_request *request = handle;
     tagc_status status = TAGC_OK;
     pthread_mutex_lock(&self->lock);
+    tagc_native_take_state(self);
     if (!self->has_given_up && (!self->poller || self->poller == request)) {
         self->poller = request;
         run_loop(self);
@@ -318,6 +335,7 @@ static tagc_status native_test(void *context, void *handle, tagc_progress *progr
         progress->waiting_for = waits_for(request);
         if (self->n_ended) status = check_peers(self, request);
     }
+    tagc_native_leave_state(self);
     pthread_mutex_unlock(&self->lock);
     return status;
 }
@@ -345,15 +363,21 @@ void tagc_native_destroy(tagc_native *native) {
         return; /* the lock and the loop of a fork may be in any state */
     native_guard guard;
     tagc_native_enter(native, &guard);
+    tagc_native_end_threads(native);
     const native_frame goodbye = {.kind = NATIVE_GOODBYE};
     if (native->is_connected && !native->has_given_up) (void)tagc_native_tell(native, &goodbye, "");
     if (native->has_loop) {
         tagc_native_close_all(native);
         uv_loop_close(&native->loop);
     }
+    for (int i = 0; i < native->n_more; i++) {
+        uv_loop_close(&native->more[i]->uv);
+        tagc_memory_destroy(native->more[i]);
+    }
     tagc_native_tls_close(native->tls);
     tagc_native_leave(native, &guard);
     pthread_mutex_destroy(&native->lock);
+    pthread_mutex_destroy(&native->state);
     tagc_native_drop_early(native);
     for (native_request *next, *pooled = native->pool; pooled; pooled = next) {
         next = pooled->next;

@@ -6,6 +6,7 @@
  *   frames.c    what arrives: no socket in it, so that a fuzzer can feed it
  *   send.c      what leaves: pieces of parts, as sockets take them
  *   native.c    the table of the transport, and the life of requests
+ *   threads.c   further loops, with a thread each, for fast links
  *   forks.c     forks of this process, which let go of its sockets
  *
  * docs/reference/native.md has the bytes. A part travels in frames of up to NATIVE_PIECE_BYTES, over any of the sockets of
@@ -13,7 +14,11 @@
  * kept in memory. So that this stays little, a sender sends the first NATIVE_EAGER_BYTES of a part at once, and the rest
  * when the receiver has said that it has started.
  *
- * The lock is for abort, which any thread may call. All else is called by one thread at a time. */
+ * The lock is for abort, which any thread may call. All else is called by one thread at a time.
+ *
+ * Where there are further loops, `state` is held wherever more than one thread's socket has a part in it: requests, peers and their queues,
+ * what broke. It is not held while the kernel copies bytes, so that this is what threads do at the same time. A request's memory stays
+ * until all its bytes have been counted, or until those threads have ended, which cancel and abort see to first. */
 #ifndef TAGC_TRANSPORT_NATIVE_H
 #define TAGC_TRANSPORT_NATIVE_H
 
@@ -25,12 +30,14 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <uv.h>
 
 enum {
     NATIVE_VERSION = 2,
     NATIVE_LANES = 8,
     NATIVE_MOST_SOCKETS = 16,
+    NATIVE_MOST_THREADS = 8,
     /* What both ends say before a connection opens: call, challenge, and the proofs of the caller and of the called rank. */
     NATIVE_CALL_BYTES = 48,
     NATIVE_NONCE_BYTES = 32,
@@ -66,6 +73,7 @@ typedef struct native_frame {
 
 typedef struct native_request native_request;
 typedef struct native_peer native_peer;
+typedef struct native_loop native_loop;
 
 /* A part that leaves. */
 typedef struct native_send {
@@ -115,6 +123,7 @@ typedef struct native_socket {
     native_held held;
     tagc_native *self;
     native_peer *peer; /* NULL: it has not proved who it is */
+    native_loop *loop; /* NULL: that of the comm's thread */
     native_tls *tls;   /* NULL: bytes travel as they are */
     uv_write_t alert;  /* that what arrived was changed: its last words */
     int is_alerted;
@@ -159,12 +168,26 @@ struct native_peer {
     uint64_t retry_ms[NATIVE_MOST_SOCKETS], pause_ms; /* before it is called again */
 };
 
+/* One beside that of the comm's thread. */
+struct native_loop {
+    tagc_native *self;
+    uv_loop_t uv;
+    uv_async_t wake; /* there is something to send, or to end */
+    pthread_t thread;
+    int has_thread;
+    atomic_int ends;
+    unsigned char staging[NATIVE_STAGING_BYTES];
+};
+
 struct tagc_native {
-    pthread_mutex_t lock;
+    pthread_mutex_t lock, state; /* in this order */
     uv_loop_t loop;
     int has_loop;
     pid_t process; /* that opened it; a fork has no part in it */
     int rank, world_size, n_sockets, is_connected, has_comm;
+    int n_threads;      /* wanted; 0: by the link */
+    int n_more, n_here; /* further loops; ranks with this one's address */
+    native_loop *more[NATIVE_MOST_THREADS - 1];
     native_tls_context *tls; /* NULL: no connection is encrypted */
     int32_t *names;
     native_peer *peers; /* (W) */
@@ -199,6 +222,19 @@ struct tagc_native {
     char in_reason[NATIVE_REASON_BYTES];
 };
 
+static inline void tagc_native_take_state(tagc_native *self) {
+    if (self->n_more) pthread_mutex_lock(&self->state);
+}
+
+static inline void tagc_native_leave_state(tagc_native *self) {
+    if (self->n_more) pthread_mutex_unlock(&self->state);
+}
+
+/* Of all loops' threads, unlike uv_now. */
+static inline uint64_t tagc_native_now_ms(void) {
+    return uv_hrtime() / 1000000;
+}
+
 static inline int tagc_native_name(const tagc_native *self, int rank) {
     return self->names[rank];
 }
@@ -218,10 +254,19 @@ native_request *tagc_native_find(tagc_native *self, uint32_t lane, uint64_t sequ
 /* Breaks for good; the first reason stays. giver: name of the rank that gave up, or -1. */
 void tagc_native_break(tagc_native *self, const tagc_failure *failure, int giver);
 
-/* send.c */
+/* threads.c; without `state` */
+int tagc_native_count_threads(const tagc_native *self);
+/* Gives sockets to further loops; they do not read yet. What cannot be given stays. */
+void tagc_native_share(tagc_native *self);
+void tagc_native_start_threads(tagc_native *self);
+/* Ends them; their loops are the caller's then. */
+void tagc_native_end_threads(tagc_native *self);
+
+/* send.c; with `state` */
 void tagc_native_queue_send(native_peer *peer, native_send *send);
 void tagc_native_queue_ready(native_peer *peer, native_receive *receive);
 void tagc_native_push(native_peer *peer);
+void tagc_native_write_pieces(native_socket *socket); /* in its loop's thread */
 /* Sends a last frame to all peers that have not had one, where no frame is half sent. Returns to how many it could not. */
 int tagc_native_tell(tagc_native *self, const native_frame *frame, const char *text);
 /* Returns how many bytes have not arrived at peers' hosts. */
@@ -241,6 +286,9 @@ void tagc_native_note_socket(const uv_tcp_t *tcp, native_held *held);
 uint64_t tagc_native_forks(void);
 int tagc_native_accept(uv_stream_t *listener, uv_tcp_t *tcp, native_held *held, uint64_t n_forks);
 void tagc_native_close_tcp(uv_tcp_t *tcp, native_held *held, uv_close_cb on_closed);
+/* The same connection in another loop, as `to`. Returns 0 and closes `from`; or an error of libuv, and closes `to`. */
+int tagc_native_move_tcp(uv_tcp_t *from, native_held *from_held, uv_loop_t *loop, uv_tcp_t *to,
+                         native_held *to_held, uv_close_cb on_closed);
 
 /* connect.c */
 void tagc_native_on_caller(uv_stream_t *listener, int status);

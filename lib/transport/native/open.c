@@ -30,6 +30,9 @@ static tagc_status read_options(const tagc_native_options *from, tagc_native_opt
     if (options->n_sockets < 1 || options->n_sockets > NATIVE_MOST_SOCKETS)
         return tagc_fail(TAGC_ERR_ARGUMENT, "options.n_sockets is %d, must be in [1, %d]", options->n_sockets,
                          NATIVE_MOST_SOCKETS);
+    if (options->n_threads > NATIVE_MOST_THREADS)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "options.n_threads is %llu, must be in [0, %d]",
+                         (unsigned long long)options->n_threads, NATIVE_MOST_THREADS);
     if (options->tls > 1)
         return tagc_fail(TAGC_ERR_ARGUMENT, "options.tls is %llu, must be 0 or 1",
                          (unsigned long long)options->tls);
@@ -230,6 +233,7 @@ tagc_status tagc_native_open(const tagc_native_options *options, int rank, int w
     self->rank = rank;
     self->world_size = world_size;
     self->n_sockets = checked.n_sockets;
+    self->n_threads = (int)checked.n_threads;
     self->address = address;
     self->giver = self->failed_rank = -1;
     self->process = getpid();
@@ -238,6 +242,7 @@ tagc_status tagc_native_open(const tagc_native_options *options, int rank, int w
         self->peers[r].rank = r;
     }
     pthread_mutex_init(&self->lock, NULL);
+    pthread_mutex_init(&self->state, NULL);
     int error = uv_loop_init(&self->loop);
     self->has_loop = error == 0;
     tagc_status status =

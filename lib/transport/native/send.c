@@ -84,17 +84,18 @@ static void stop_writing(native_socket *socket, int error) {
     if (!socket->peer->last_error) socket->peer->last_error = error;
 }
 
-static void write_pieces(native_socket *socket);
-
 static void on_written(uv_write_t *write, int status) {
     native_socket *socket = write->data;
+    tagc_native *self = socket->self;
+    tagc_native_take_state(self);
     socket->is_writing = 0;
     if (status < 0) {
         if (!socket->is_closing) stop_writing(socket, status);
-        return;
+    } else {
+        end_piece(socket);
+        tagc_native_write_pieces(socket);
     }
-    end_piece(socket);
-    write_pieces(socket);
+    tagc_native_leave_state(self);
 }
 
 /* In the place of both buffers, what they are on the way. */
@@ -108,19 +109,13 @@ static int seal(native_socket *socket, uv_buf_t buffers[2], unsigned *n_buffers)
     return n_bytes > 0;
 }
 
-/* Returns 1 if all has left, 0 if the rest of it leaves later, and -1 if nothing can leave any more. */
+/* Returns 1 if all has left, 0 if the rest of it leaves later, and an error of libuv if nothing can leave any more. Without `state`. */
 static int write_all(native_socket *socket, uv_buf_t buffers[2], unsigned n_buffers) {
     uv_stream_t *stream = (uv_stream_t *)&socket->tcp;
     uv_buf_t *rest = buffers;
-    if (socket->tls && !seal(socket, buffers, &n_buffers)) {
-        stop_writing(socket, UV_ENOMEM);
-        return -1;
-    }
+    if (socket->tls && !seal(socket, buffers, &n_buffers)) return UV_ENOMEM;
     int n = uv_try_write(stream, buffers, n_buffers);
-    if (n < 0 && n != UV_EAGAIN) {
-        stop_writing(socket, n);
-        return -1;
-    }
+    if (n < 0 && n != UV_EAGAIN) return n;
     size_t n_written = n < 0 ? 0 : (size_t)n;
     for (; n_buffers > 0 && n_written >= rest->len; rest++, n_buffers--) n_written -= rest->len;
     if (n_buffers == 0) return 1;
@@ -128,28 +123,37 @@ static int write_all(native_socket *socket, uv_buf_t buffers[2], unsigned n_buff
     rest->len -= n_written;
     socket->write.data = socket;
     n = uv_write(&socket->write, stream, rest, n_buffers, on_written); /* copies the list */
-    if (n < 0) {
-        stop_writing(socket, n);
-        return -1;
-    }
+    if (n < 0) return n;
     socket->is_writing = 1;
     return 0;
 }
 
-static void write_pieces(native_socket *socket) {
+void tagc_native_write_pieces(native_socket *socket) {
     while (!socket->is_writing && !socket->cannot_write && !socket->is_closing && !socket->is_alerted &&
            !socket->self->has_given_up && take_piece(socket->peer, socket)) {
         uv_buf_t buffers[2] = {uv_buf_init((char *)socket->out_header, NATIVE_HEADER_BYTES),
                                uv_buf_init((char *)(uintptr_t)socket->out_data, socket->out_bytes)};
-        int n = write_all(socket, buffers, socket->out_bytes ? 2 : 1);
+        unsigned n_buffers = socket->out_bytes ? 2 : 1;
+        tagc_native_leave_state(socket->self);
+        int n = write_all(socket, buffers, n_buffers);
+        tagc_native_take_state(socket->self);
         if (n > 0) end_piece(socket);
-        if (n < 0) return;
+        if (n < 0) stop_writing(socket, n);
     }
 }
 
+/* Other threads' sockets take part where there is more than a piece. */
+static void wake_others(const native_peer *peer) {
+    const native_send *send = peer->first;
+    if (!send || (!send->next && allowed(send) - send->n_taken <= NATIVE_PIECE_BYTES)) return;
+    for (int i = 1; i < NATIVE_MOST_SOCKETS; i++)
+        if (peer->sockets[i] && peer->sockets[i]->loop) uv_async_send(&peer->sockets[i]->loop->wake);
+}
+
 void tagc_native_push(native_peer *peer) {
+    wake_others(peer);
     for (int i = 0; i < NATIVE_MOST_SOCKETS && (peer->first || peer->first_ready); i++)
-        if (peer->sockets[i]) write_pieces(peer->sockets[i]);
+        if (peer->sockets[i] && !peer->sockets[i]->loop) tagc_native_write_pieces(peer->sockets[i]);
 }
 
 /* Returns whether it has now had the frame, or cannot have it any more. */
@@ -165,7 +169,9 @@ static int tell_peer(native_peer *peer, const native_frame *frame, const char *t
         socket->out = NULL;
         uv_buf_t buffers[2] = {uv_buf_init((char *)socket->out_header, NATIVE_HEADER_BYTES),
                                uv_buf_init((char *)(uintptr_t)text, frame->n_bytes)};
-        if (write_all(socket, buffers, frame->n_bytes ? 2 : 1) >= 0) return 1;
+        int n = write_all(socket, buffers, frame->n_bytes ? 2 : 1);
+        if (n >= 0) return 1;
+        stop_writing(socket, n);
     }
     return !may_later;
 }

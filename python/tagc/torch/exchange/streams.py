@@ -27,6 +27,7 @@ class Cuda:
         self.ordinal = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", self.ordinal)
         self.library = f"libcudart.so.{torch.version.cuda.split('.')[0]}"
+        self._aside: torch.cuda.Stream | None = None
 
     def current(self) -> int:
         """Returns the handle of this thread's current stream."""
@@ -43,8 +44,12 @@ class Cuda:
     @contextlib.contextmanager
     def aside(self) -> Iterator[int]:
         """Returns a context that enqueues this thread's work in another stream, after the current stream's
-        work so far, which does not wait for it. Yields its handle."""
-        here, there = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)
+        work so far, which does not wait for it. Yields its handle. It is always the same stream: one for
+        each bucket of DDP would take as many hardware queues, which the waiting ones hold up, and save no
+        time, since NCCL puts all collectives of a host into one stream of its own."""
+        if self._aside is None:
+            self._aside = torch.cuda.Stream(self.device)
+        here, there = torch.cuda.current_stream(self.device), self._aside
         there.wait_stream(here)
         with torch.cuda.stream(there):
             yield int(there.cuda_stream)
