@@ -126,6 +126,7 @@ def _load() -> ctypes.CDLL:
             c_size_t,
             c_int,
             c_int,
+            c_int,
             POINTER(_HostMemory),
         ]
         library.tagc_plan_packed.argtypes = [reducers, c_size_t, c_int, c_int, c_int]
@@ -221,11 +222,12 @@ def _listed(units: Sequence[_Parts]) -> tuple[Any, Any, int]:
     return _options(parts), (c_uint32 * len(parts))(*numbers), len(parts)
 
 
-def host_memory(units: Sequence[_Parts], world_size: int, is_fed: bool = False) -> HostMemory:
-    """Returns what the reducers of a model take on each of world_size ranks. is_fed: whether they are those
-    of a tagc_model, which packs nothing."""
+def host_memory(units: Sequence[_Parts], world_size: int, n_places: int = 0, n_bytes: int = 4) -> HostMemory:
+    """Returns what the reducers of a model take on each of world_size ranks, that exchange. n_places: ranks
+    of each host, if they are those of a tagc_model, which packs nothing; else 0. n_bytes: of a value of the
+    gradient, 2 or 4."""
     found = _HostMemory()
-    status = _load().tagc_plan_host_memory(*_listed(units), world_size, is_fed, byref(found))
+    status = _load().tagc_plan_host_memory(*_listed(units), world_size, n_places, n_bytes, byref(found))
     _check(status, f"no reducer has options that are among these: {units}")
     return HostMemory(found.residual, found.buffers, found.transient)
 

@@ -195,7 +195,7 @@ class Passes:
     # ---- exchanges by models of libtagc ----
 
     def goes_by_model(self, unit: Exchanged, group: Any, source: torch.Tensor) -> bool:
-        """Returns whether begin() takes that gradient: it is in CPU memory, with one rank per host. A unit
+        """Returns whether begin() takes that gradient: it is in CPU memory, and not within one host. A unit
         that has a model goes by it again, so that a rank whose gradient has become another one tells the
         others."""
         own, state = unit.find_unit(), self.state
@@ -203,7 +203,7 @@ class Passes:
             return True
         return (
             not state.wrapper.is_elastic
-            and state.wrapper.hosts(group).is_flat
+            and not state.wrapper.hosts(group).is_one
             and source.layout == torch.strided
             and source.dtype in DTYPES
             and source.numel() > 0
@@ -222,14 +222,15 @@ class Passes:
     ) -> Callable[[], None]:
         """Starts an exchange as exchange() does, and returns what waits for its end, once, in any thread. If
         it fails, that raises, and synchronize() on all ranks; so all begin what is left of the pass, too. An
-        Error of this call itself is one on all ranks. Collective."""
+        Error of this call itself is one on all ranks. find_layout: of all ranks' rows. Collective."""
         self._check_open()
-        host = self.runners.host
+        host, hosts = self.runners.host, self.state.wrapper.hosts(group)
         with self._giving_up():
-            opens_step, comm = self._opens_step(unit), self.comm(group)
+            opens_step, comm = self._opens_step(unit), self.comm(hosts.between)
+            within = self.comm(hosts.within) if hosts.is_two_level else None
             call = Reduction(
                 unit, comm, source, target, op, find_layout, self._find_loss_scale(source, opens_step),
-                (self._begin, self._take_back), self.state.lock, loaded=self.state.loaded,
+                (self._begin, self._take_back), self.state.lock, loaded=self.state.loaded, within=within,
             )  # fmt: skip
             call.opens_step, call.agrees_first = opens_step, False
             self._loss_scale = call.loss_scale
@@ -245,7 +246,9 @@ class Passes:
             return self.model_exchanges.begin(Start(call, own, self._find(call, own), source, target))
         except Exception as problem:
             if not isinstance(problem, Error):  # the others wait for this rank's messages
-                comm.abort(f"{unit.name}: {problem}")
+                for each in (comm, within):
+                    if each is not None:
+                        each.abort(f"{unit.name}: {problem}")
             self.give_up()
             raise
 
@@ -268,8 +271,8 @@ class Passes:
         find_layout: FindLayout,
         may_last: bool = False,
     ) -> None:
-        """Exchanges a gradient that goes by a model, as exchange(). If it may last, the target is there at the
-        end of the pass. A failure is raised there, too, since other ranks may be further. Collective."""
+        """Exchanges a gradient that goes by a model, as exchange(). If it may last, the target is there at
+        the end of the pass. A failure is raised there, too, since other ranks may be further. Collective."""
         self.model_exchanges.leave(self.begin(unit, group, source, target, op, find_layout), source, target)
         if not may_last or self._is_outside:
             self.model_exchanges.settle()
@@ -398,22 +401,24 @@ class Passes:
         if call.opens_step:
             self.state.begin_step(call.loss_scale)
         call.step = self.state.n_steps if call.number is None else call.number
-        unit, comm, layout, rows = call.unit, call.comm, call.layout, call.rows
+        unit, comm, layout = call.unit, call.comm, call.layout
         n_control = comm.agreement_bytes if call.agrees_first else 0
         if layout is None:
             if self.state.wrapper.speaks:
                 self._unknown.warn(unit)
-            unit, layout = self._unknown.dense(unit, call.n_elems, comm, call.is_all_reduce)
+            unit, layout = self._unknown.dense(unit, call.n_elems, call.levels, call.is_all_reduce)
         elif source is not None:
             self.state.schedule.look(comm, layout, source, unit)
-        n_bytes_dense = (1 + layout.all_reduce) * call.n_bytes * (comm.world_size - 1) // comm.world_size
-        name, per_host = unit.name, 1 if rows is None else rows.hosts.per_host
-        n_elems = call.n_elems * per_host
-        n_within = 0 if rows is None else rows.n_bytes + rows.comm.agreement_bytes
+        n_bytes = call.n_bytes // call.levels.per_host  # that this rank exchanges
+        n_bytes_dense = (1 + layout.all_reduce) * n_bytes * (comm.world_size - 1) // comm.world_size
+        name, per_host = unit.name, 1 if call.within is None else call.within.world_size
+        n_elems = call.n_elems * (1 if call.rows is None else per_host)
 
         def record(stats: PartStats, seconds: float, agree_s: float) -> None:
             times, gentle = (seconds, agree_s, n_control), self.state.options.has_levels
-            self.recorder.add(name, stats, n_bytes_dense, n_elems, comm, *times, gentle, per_host, n_within)
+            self.recorder.add(
+                name, stats, n_bytes_dense, n_elems, comm, *times, gentle, per_host, call.n_within
+            )
 
         return unit, layout, record
 

@@ -20,7 +20,7 @@ from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange import memory_ahead
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.exchanged_part import Arrays, ExchangedPart
-from tagc.torch.exchange.model import Follower, UnitModel, stowable
+from tagc.torch.exchange.model import Follower, Levels, UnitModel, stowable
 from tagc.torch.exchange.reducer import Way, as_error, dtype_read, fields_of
 from tagc.torch.exchange.staging import Staging, Store
 from tagc.torch.exchange.task import Sampler, Task, TaskPart
@@ -404,12 +404,22 @@ class Unit:
     # ---- in CPU memory: by a model of libtagc's ----
 
     def open_model(
-        self, comm: Comm, layout: layouts.Layout, dtype: torch.dtype, op: str, follower: Follower, rests: bool
+        self,
+        levels: Levels,
+        layout: layouts.Layout,
+        dtype: torch.dtype,
+        op: str,
+        follower: Follower,
+        rests: bool,
     ) -> UnitModel:
-        """Makes what exchanges that layout, with the residuals that there are. op: one of lib.OPS.
-        Collective."""
+        """Makes what exchanges that layout, over all ranks, with the residuals that there are. op: one of
+        lib.OPS. Collective."""
         self.close()
-        self.model = UnitModel(self.name, comm, layout, dtype, op, follower, rests)
+        held = None
+        if levels.within is not None and not (layout.all_reduce and self._own is not None):
+            n_owners = levels.per_host if layout.all_reduce else levels.world_size
+            held = range(levels.place, n_owners, levels.per_host)
+        self.model = UnitModel(self.name, levels, layout, dtype, op, follower, rests, held)
         self.model.set_residuals_on_the_wire(self._stowed)
         self._stowed = {}
         return self.model
