@@ -46,36 +46,36 @@ class InMemory:
 
 
 class InFile:
-    """Bytes in a file without a name, which ends with this object or this process."""
+    """A range of a file."""
 
-    def __init__(self, folder: str | None) -> None:
-        self._file, self.n_bytes = tempfile.TemporaryFile(dir=folder), 0
-
-    def append(self, chunk: Any) -> None:
-        self._file.write(chunk)
-        self.n_bytes += len(chunk)
+    def __init__(self, file: Any, begin: int, n_bytes: int) -> None:
+        self._file, self._begin, self.n_bytes = file, begin, n_bytes
 
     def read(self, at: int, n_bytes: int) -> Bytes:
-        self._file.flush()
         room = numpy.empty(n_bytes, dtype=numpy.uint8)
         n_read = 0
         while n_read < n_bytes:  # threads share the file, and no place in it
-            n = os.preadv(self._file.fileno(), [memoryview(room)[n_read:]], at + n_read)
+            n = os.preadv(self._file.fileno(), [memoryview(room)[n_read:]], self._begin + at + n_read)
             if n == 0:
-                raise Error("corrupt", f"a file of {self.n_bytes} bytes ends after {at + n_read}")
+                raise Error("corrupt", f"the buffer ends after {at + n_read} of {self.n_bytes} bytes")
             n_read += n
         return room
 
 
-def kept(chunks: Iterable[bytes], n_bytes: int, folder: str | None) -> Source:
-    """Returns chunks, which come to n_bytes, as one source: in memory if they are few. folder: where its file
-    is, if they are not; None: where the system has such files."""
+def kept(streams: Iterable[tuple[Iterable[bytes], int]], n_bytes: int, folder: str | None) -> list[Source]:
+    """Returns streams of bytes, each with its length, n_bytes in all: in memory if they are few, else in a
+    file without a name, which ends with what is returned or with this process. folder: where it is."""
     if n_bytes <= _IN_MEMORY:
-        return InMemory(numpy.frombuffer(b"".join(chunks), dtype=numpy.uint8))
-    file = InFile(folder)
-    for chunk in chunks:
-        file.append(chunk)
-    return file
+        return [InMemory(numpy.frombuffer(b"".join(chunks), dtype=numpy.uint8)) for chunks, _ in streams]
+    sources: list[Source] = []
+    file = tempfile.TemporaryFile(dir=folder)
+    for chunks, _ in streams:
+        begin = file.tell()
+        for chunk in chunks:
+            file.write(chunk)
+        sources.append(InFile(file, begin, file.tell() - begin))
+    file.flush()
+    return sources
 
 
 class Piece(NamedTuple):

@@ -14,7 +14,7 @@ import datetime
 import secrets
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -149,6 +149,11 @@ class WeightSync:
         """Returns the version of the weights that this rank has sent or received last; 0: none."""
         return self._version
 
+    @property
+    def run(self) -> int:
+        """Returns the number of the senders' run of which that version is; 0: none."""
+        return self._run
+
     # ---- bytes ----
 
     def encode(self, whole: bool = False) -> bytes:
@@ -165,18 +170,31 @@ class WeightSync:
             raise Error("argument", self._lacking)
         if self._run not in (0, self._new_run):
             raise Error("state", "this WeightSync applies; versions are encoded by another one")
-        made, failure = self._attempt(whole or not self._has_base())
-        if self._links is not None and len(self._senders) > 1:
-            told = self._links.tell("\n".join(_words(failure) or ()))
-            for rank, said in zip(self._senders, told):
-                if said:
-                    status, text = said.split("\n", 1)
-                    raise Error(status, f"rank {rank}: {text}") from failure
-        if made is None:
-            assert failure is not None
-            raise failure
-        self._commit(made)
-        return made.frame
+        made: list[_Made] = []
+        self.agreed(lambda: made.append(self._encode(whole or not self._has_base())))
+        self._commit(made[0])
+        return made[0].frame
+
+    def agreed(self, call: Callable[[], _R]) -> list[_R]:
+        """Returns what the call returns on each sender. If it fails on one, all raise the same Error.
+        Collective over the senders; what is returned is to be small."""
+        result: _R | None = None
+        failure: Exception | None = None
+        try:
+            result = call()
+        except Exception as problem:
+            failure = problem
+        if self._links is None or len(self._senders) == 1:
+            if isinstance(failure, OSError):
+                raise Error("transport", str(failure)) from failure
+            if failure is not None:
+                raise failure
+            return [cast(_R, result)]
+        told = self._links.tell((result, _words(failure)))
+        for rank, (_, words) in zip(self._senders, told):
+            if words is not None:
+                raise Error(words[0], f"rank {rank}: {words[1]}") from failure
+        return [theirs for theirs, _ in told]
 
     def encode_current(self) -> bytes:
         """Returns all weights of the version that was encoded or sent last, as bytes, for receivers that come
@@ -237,6 +255,15 @@ class WeightSync:
         self._run = self._new_run = run or self._new_run
         self._version, self._base = version, base if version else {}
         return version
+
+    def begin_behind(self, run: int, version: int) -> None:
+        """Makes the next version of this sender one of that run, with a higher number. Local."""
+        self._require("begin_behind", self._is_sender())
+        if self._run not in (0, run):
+            raise Error("state", f"versions here are of run {self._run:016x}, and not of {run:016x}")
+        self._run = self._new_run = run
+        if version > self._version:
+            self._version, self._base = version, {}
 
     # ---- over the group ----
 
@@ -594,4 +621,5 @@ def _checked(everyone: list[Any]) -> list[Any]:
 def _words(failure: Exception | None) -> tuple[str, str] | None:
     if failure is None:
         return None
-    return (failure.status if isinstance(failure, Error) else "argument", str(failure))
+    status = "transport" if isinstance(failure, OSError) else "argument"
+    return (failure.status if isinstance(failure, Error) else status, str(failure))
