@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -18,10 +18,10 @@ from tagc._library import Error
 from tagc.torch.extension import number
 from tagc.weights import frame as frames
 from tagc.weights import store as stores
-from tagc.weights.layout import Layout, by_name
+from tagc.weights.layout import Layout, Row, by_name
 from tagc.weights.store import Manifest, Store, Version
-from tagc.weights.sync import WeightSync
-from tagc.weights.tensors import Tensors
+from tagc.weights.sync import WeightSync, write
+from tagc.weights.tensors import Box, Parts, Tensors, memories
 
 _LONGEST_PAUSE_S = 0.5  # between two looks for a version
 _TRIES = 10  # to fetch files before old ones are removed
@@ -47,6 +47,8 @@ class Follower:
     model: a module, a dict of tensors by name, or a Layout, which says where the store's tensors lie in an
     engine's.
     names: returns the model's name for one of the store; None leaves it out. Not given: they are the same.
+    loader: an engine's own, for tensors as checkpoints have them. The first time that all weights are read it
+    gets them, and must write the bits that the Layout has written: else this is an Error.
     folder: for files that are fetched, as large as what is read; None: where the system has such files.
     buffers, threads: as those of WeightSync.
 
@@ -62,11 +64,13 @@ class Follower:
         buffers: bool = False,
         folder: str | None = None,
         threads: int = 1,
+        loader: Callable[[Iterator[tuple[str, torch.Tensor]]], None] | None = None,
     ) -> None:
         number("threads", threads, 1, 256, int)
         self._layout = model if isinstance(model, Layout) else by_name(model, names, buffers)
         self._store, self._folder, self._threads = stores.open_store(store), folder, threads
         self._sync: WeightSync | None = None
+        self._loader = loader
 
     @property
     def version(self) -> int:
@@ -147,3 +151,39 @@ class Follower:
                 self._sync.apply(*sources)
             except Error as problem:
                 raise Error(problem.status, f"version {one.version}: {problem}") from problem
+            if is_first_whole and self._loader is not None:  # of the first version alone
+                self._compare(self._loader, tensors, rows, sources)
+
+    def _compare(
+        self,
+        loader: Callable[[Iterator[tuple[str, torch.Tensor]]], None],
+        tensors: Tensors,
+        rows: Sequence[Row],
+        sources: Sequence[frames.Source],
+    ) -> None:
+        """Lets an engine's loader write what has been written, once."""
+        before = {name: _sums(tensor) for name, tensor in tensors.items()}
+        pieces = frames.pieces_of(sources)
+
+        def whole() -> Iterator[tuple[str, torch.Tensor]]:
+            for index, (name, shape, dtype) in enumerate(rows):
+                room = torch.empty(shape, dtype=dtype)
+                for piece in pieces.get(index, []):
+                    write(piece, [(Box((0,) * len(shape), shape), room)])
+                yield name, room
+
+        loader(whole())
+        for name, tensor in tensors.items():
+            if _sums(tensor) != before[name]:
+                self.forget()
+                raise Error(
+                    "unsupported",
+                    f"{name}: the engine keeps it in another form than a checkpoint's, so that changes cannot "
+                    "be written to it in place",
+                )
+        self._loader = None
+
+
+def _sums(tensor: torch.Tensor | Parts) -> list[int]:
+    held = [memory.to("cpu").contiguous() for memory in memories(tensor)]
+    return [frames.checksum(one.data_ptr(), one.nbytes) for one in held]

@@ -250,6 +250,15 @@ def read(buffer: Any, entries: Sequence[Entry], fingerprint: int) -> Frame:
     return frame
 
 
+def pieces_of(sources: Sequence[Source]) -> dict[int, list[Piece]]:
+    """Returns the pieces of frames that read() has taken, by the number of the tensor."""
+    pieces: dict[int, list[Piece]] = {}
+    for source in sources:
+        for piece in _open(source)[0].pieces:
+            pieces.setdefault(piece.entry, []).append(piece)
+    return pieces
+
+
 def _open(source: Source) -> tuple[Frame, int, bytes]:
     """Returns the frame, the fingerprint of its entries, and their description."""
     n_all = source.n_bytes

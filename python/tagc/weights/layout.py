@@ -82,6 +82,19 @@ class Layout:
         return self._bound_at != _addresses(self._tensors())
 
 
+class Copies(Layout):
+    """Memory of its own for each tensor of a store: `tensors`, once a Follower has updated them."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        super().__init__(lambda: self.tensors, lambda there, name, shape: None)
+
+    def bind(self, rows: Iterable[Row]) -> dict[str, torch.Tensor | Parts]:
+        self.tensors = {name: torch.empty(shape, dtype=dtype) for name, shape, dtype in rows}
+        self._bound_at = _addresses(self.tensors)
+        return dict(self.tensors)
+
+
 def _same(
     name: str, shape: tuple[int, ...], dtype: torch.dtype, of: str, tensor: torch.Tensor | Parts
 ) -> torch.Tensor | Parts:
@@ -161,7 +174,7 @@ def engine_layout(
             return _of_packed(module, target, there[target], list(parts).index(last), len(parts), shape, rank)
         if here not in there:
             return None
-        return _of_shard(here, there[here], shape, _rank_of(modules[stem], rank))
+        return _of_shard(here, there[here], shape, modules[stem], rank)
 
     return Layout(tensors, place)
 
@@ -179,20 +192,24 @@ def _without_padding(module: torch.nn.Module, tensor: torch.Tensor | Parts) -> t
 
 
 def _of_shard(
-    name: str, tensor: torch.Tensor | Parts, shape: tuple[int, ...], rank: Rank
+    name: str, tensor: torch.Tensor | Parts, shape: tuple[int, ...], module: torch.nn.Module, rank: Rank
 ) -> Sequence[Place]:
     """Returns the place of what a rank has of a tensor: all, or its shard of the dimension that is smaller."""
     here = tuple(tensor.shape)
     if here == shape:
         return [Place(name, (), (0,) * len(shape))]
     smaller = [d for d, (n, m) in enumerate(zip(here, shape)) if n != m]
-    if len(here) != len(shape) or len(smaller) != 1:
-        raise Error("mismatch", f"{name} is {list(here)} on this rank, which is no shard of {list(shape)}")
-    d = smaller[0]
-    begin = -(-shape[d] // rank.size) * rank.rank  # the last shard of a vocabulary may be shorter
-    if begin + here[d] > shape[d]:
-        raise Error("mismatch", f"{name} is {list(here)} on rank {rank.rank} of {rank.size}: no shard of {list(shape)}")
-    return [Place(name, (slice(None),), tuple(begin if i == d else 0 for i in range(len(shape))))]
+    number, size = _rank_of(module, rank)
+    vocabulary = getattr(module, "shard_indices", None)
+    if len(here) == len(shape) and len(smaller) == 1:
+        d = smaller[0]
+        begin = number * here[d] if vocabulary is None else int(vocabulary.org_vocab_start_index)
+        if size * here[d] == shape[d] or (vocabulary is not None and begin + here[d] <= shape[d]):
+            return [Place(name, (slice(None),), tuple(begin if i == d else 0 for i in range(len(shape))))]
+    raise Error(
+        "mismatch",
+        f"{name} is {list(here)} on rank {number} of {size}, which is no shard of {list(shape)}",
+    )
 
 
 def _of_packed(

@@ -7,6 +7,7 @@ receivers have, and goes on with the next number."""
 
 from __future__ import annotations
 
+import datetime
 import os
 import secrets
 from typing import Any
@@ -15,13 +16,13 @@ import torch
 import torch.distributed as dist
 
 from tagc._library import Error
-from tagc.torch.extension import number, say
+from tagc.torch.extension import number, say, share, timeout_of
 from tagc.weights import store as stores
 from tagc.weights.follow import fetch
 from tagc.weights.links import rank_and_size
 from tagc.weights.store import Manifest, Version
 from tagc.weights.sync import Sent, WeightSync
-from tagc.weights.tensors import Tensors
+from tagc.weights.tensors import Parts, Tensors, named_tensors
 
 # All weights are written again once changes since come to so much of them: a receiver that comes late then
 # reads at most 1.5 times the weights.
@@ -33,8 +34,8 @@ class Publisher:
 
     model: a module, also under FSDP2 or DDP, or a dict of tensors by name.
     store: a path, or an address that fsspec knows. One sender at a time writes to it, or one group of ranks.
-    group: the ranks that hold shards; all of them make a Publisher and call publish(). None: this process
-    alone.
+    group: the ranks that hold shards, or tensors that others have not, as stages and experts; all of them
+    make a Publisher and call publish(). None: this process alone.
     keep: of versions, newest first, whose changes stay; a receiver further behind takes all weights.
     state: of an earlier Publisher, from state_dict(), for a store that was emptied or is another one.
     dtype, buffers, check_every, threads, timeout_s: as those of WeightSync.
@@ -58,7 +59,7 @@ class Publisher:
         number("keep", keep, 1, 2**31 - 1, int)
         rank, size = rank_and_size(group)
         self._sync = WeightSync(
-            model,
+            _with_others(model, group, buffers, timeout_s),
             group,
             range(size),
             dtype=dtype,
@@ -190,3 +191,23 @@ class Publisher:
         except Exception as problem:
             self._is_swept = False
             say(f"files of old versions of weights stay in the store: {problem}")
+
+
+def _with_others(
+    model: torch.nn.Module | Tensors, group: dist.ProcessGroup | None, buffers: bool, timeout_s: float | None
+) -> torch.nn.Module | Tensors:
+    """Returns the model, and of tensors that other ranks alone have nothing. Collective."""
+    if group is None:
+        return model
+    failure, named = None, {}
+    try:
+        named = named_tensors(model, buffers)
+    except Exception as problem:  # WeightSync raises it on all ranks
+        failure = problem
+    mine = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in named.items()}
+    patience = datetime.timedelta(seconds=timeout_of(group) if timeout_s is None else timeout_s)
+    everyone = share(group, mine, patience)
+    absent = {name: form for theirs in everyone for name, form in theirs.items() if name not in mine}
+    if failure is not None or not absent:
+        return model
+    return {**named, **{name: Parts(shape, dtype) for name, (shape, dtype) in absent.items()}}

@@ -16,7 +16,8 @@ from tagc._library import Error
 from tagc.torch.extension import unwrapped
 
 PIECE_ELEMS = 1 << 23  # of one message: threads share a large tensor, and a receiver holds one at a time
-WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # of torch.compile() and of activation checkpoints
+# of torch.compile(), of activation checkpoints, and of FSDP1
+WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 
 class Memory(NamedTuple):
