@@ -1,9 +1,12 @@
 """Follower: turns weights into the newest version in a store.
 
-    manifest -> the files of each version on the way, fetched as a whole -> checked -> written, version after version
+    manifest -> the files of each version on the way, fetched as a whole -> checked -> written, version after
+    version
 
-Nothing is written before all of it is here, so that what happens to the store or its sender meanwhile leaves the
-version that the weights have. Of files that are larger than some MB only one message is in memory at a time."""
+Nothing is written before all of it is here, so that what happens to the store or its sender meanwhile leaves
+the
+version that the weights have. Of files that are larger than some MB only one message is in memory at a
+time."""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ _TRIES = 10  # to fetch files before old ones are removed
 
 
 def fetch(store: Store, versions: Sequence[Version], folder: str | None) -> list[list[frames.Source]]:
-    """Returns the frames of versions, one of each sender. FileNotFoundError if a file is not there any more."""
+    """Returns the frames of versions, one of each sender. FileNotFoundError if a file is not there any
+    more."""
     files = [file for one in versions for file in one.files]
     n_bytes = sum(size for _, size in files)
     sources = iter(frames.kept(((store.chunks(name), size) for name, size in files), n_bytes, folder))
@@ -121,7 +125,9 @@ class Follower:
         if version is None and self.version:
             return None
         there = "no version" if manifest is None else f"version {manifest.version}"
-        raise Error("state", f"the store has {there} yet" + ("" if version is None else f", and not {version}"))
+        raise Error(
+            "state", f"the store has {there} yet" + ("" if version is None else f", and not {version}")
+        )
 
     def _go(self, manifest: Manifest, to: int) -> None:
         here = (0, 0) if self._sync is None else (self._sync.run, self._sync.version)
@@ -178,8 +184,8 @@ class Follower:
                 self.forget()
                 raise Error(
                     "unsupported",
-                    f"{name}: the engine keeps it in another form than a checkpoint's, so that changes cannot "
-                    "be written to it in place",
+                    f"{name}: the engine keeps it in another form than a checkpoint's, so that changes "
+                    "cannot be written to it in place",
                 )
         self._loader = None
 

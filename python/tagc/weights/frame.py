@@ -55,7 +55,7 @@ class InFile:
         room = numpy.empty(n_bytes, dtype=numpy.uint8)
         n_read = 0
         while n_read < n_bytes:  # threads share the file, and no place in it
-            n = os.preadv(self._file.fileno(), [memoryview(room)[n_read:]], self._begin + at + n_read)
+            n = os.preadv(self._file.fileno(), [room.data[n_read:]], self._begin + at + n_read)
             if n == 0:
                 raise Error("corrupt", f"the buffer ends after {at + n_read} of {self.n_bytes} bytes")
             n_read += n
@@ -90,7 +90,7 @@ class Piece(NamedTuple):
     checksum: int  # of the message
 
     def message(self) -> Bytes:
-        return self.source.read(self.at, self.n_bytes)  # type: ignore[no-any-return]
+        return self.source.read(self.at, self.n_bytes)
 
 
 def piece_of(index: int, box: Box, before: int, message: bytes) -> Piece:
@@ -181,9 +181,7 @@ def check(piece: Piece, dtype: torch.dtype, is_whole: bool) -> None:
     message = piece.message()
     if checksum(message.ctypes.data, message.size) != piece.checksum:
         raise Error("corrupt", "the checksum of a message of the buffer is wrong")
-    lib.call(
-        "tagc_changes_check", width, message.ctypes.data, message.size, n, ctypes.byref(is_found_whole)
-    )
+    lib.call("tagc_changes_check", width, message.ctypes.data, message.size, n, ctypes.byref(is_found_whole))
     if is_whole and not is_found_whole.value:
         raise Error("corrupt", "the buffer says that it is whole, and has changes")
 
@@ -212,7 +210,7 @@ def write(frame: Frame, entries: Sequence[Entry], fingerprint: int) -> list[Any]
         frame.base, fingerprint, len(table), n_bytes, 0,
     )[:-8]  # fmt: skip
     total = struct.pack("<Q", checksum_of(head + table))
-    return [head + total + table, *(memoryview(piece.message()) for piece in frame.pieces)]
+    return [head + total + table, *(piece.message().data for piece in frame.pieces)]
 
 
 def memory_of(buffer: Any) -> numpy.ndarray[Any, Any]:

@@ -1,7 +1,9 @@
-"""Where the tensors of a store lie in a receiver's model: under other names, in rows of packed weights, in shards
+"""Where the tensors of a store lie in a receiver's model: under other names, in rows of packed weights, in
+shards
 of tensor parallelism, in the experts of one rank.
 
-The store has tensors as checkpoints of Hugging Face have them: whole, and none packed. An engine's rank has some
+The store has tensors as checkpoints of Hugging Face have them: whole, and none packed. An engine's rank has
+some
 of their elements, where its loaders put them. Of vLLM 0.33 and SGLang 0.5.23, whose layers have the same
 attributes, engine_layout() reads from the modules which these are."""
 
@@ -28,7 +30,7 @@ class Place(NamedTuple):
     """A part of a tensor of the model, and the first index that it has of the store's."""
 
     tensor: str
-    index: tuple[Any, ...]  # slices and numbers; (): all of it
+    at: tuple[Any, ...]  # slices and numbers; (): all of it
     offsets: tuple[int, ...]
 
 
@@ -53,17 +55,19 @@ class Layout:
         for name, shape, dtype in rows:
             places = self._place(tensors, name, shape)
             if places is None:
-                raise Error("mismatch", f"the store has {name} {list(shape)}, and the model has no such tensor")
+                raise Error(
+                    "mismatch", f"the store has {name} {list(shape)}, and the model has no such tensor"
+                )
             parts = []
             for place in places:
                 target = tensors[place.tensor]
-                if not place.index:
+                if not place.at:
                     bound[name] = _same(name, shape, dtype, place.tensor, target)
                     n_written[place.tensor] = _numel(target)
                     continue
                 if not isinstance(target, torch.Tensor):
                     raise Error("argument", f"{place.tensor} is in parts, and {name} is a part of it")
-                part = Part(target.detach()[place.index], place.offsets)
+                part = Part(target.detach()[place.at], place.offsets)
                 parts.append(part)
                 n_written[place.tensor] += part.tensor.numel()
             if name not in bound:
@@ -194,7 +198,8 @@ def _without_padding(module: torch.nn.Module, tensor: torch.Tensor | Parts) -> t
 def _of_shard(
     name: str, tensor: torch.Tensor | Parts, shape: tuple[int, ...], module: torch.nn.Module, rank: Rank
 ) -> Sequence[Place]:
-    """Returns the place of what a rank has of a tensor: all, or its shard of the dimension that is smaller."""
+    """Returns the place of what a rank has of a tensor: all, or its shard of the dimension that is
+    smaller."""
     here = tuple(tensor.shape)
     if here == shape:
         return [Place(name, (), (0,) * len(shape))]
@@ -207,8 +212,7 @@ def _of_shard(
         if size * here[d] == shape[d] or (vocabulary is not None and begin + here[d] <= shape[d]):
             return [Place(name, (slice(None),), tuple(begin if i == d else 0 for i in range(len(shape))))]
     raise Error(
-        "mismatch",
-        f"{name} is {list(here)} on rank {number} of {size}, which is no shard of {list(shape)}",
+        "mismatch", f"{name} is {list(here)} on rank {number} of {size}, which is no shard of {list(shape)}"
     )
 
 
@@ -234,8 +238,15 @@ def _of_packed(
         rows = [n // rank.size for n in getattr(module, "output_sizes", [shape[0]] * n_parts)]
         among = rank.rank
     begin, offset = sum(rows[:number]), among * rows[number]
-    if sum(rows) != tensor.shape[0] or offset + rows[number] > shape[0] or tuple(tensor.shape[1:]) != shape[1:]:
-        raise Error("mismatch", f"{name} is {list(tensor.shape)}, and has no shard of {list(shape)} as its part {number}")
+    if (
+        sum(rows) != tensor.shape[0]
+        or offset + rows[number] > shape[0]
+        or tuple(tensor.shape[1:]) != shape[1:]
+    ):
+        raise Error(
+            "mismatch",
+            f"{name} is {list(tensor.shape)}, and has no shard of {list(shape)} as its part {number}",
+        )
     return [Place(name, (slice(begin, begin + rows[number]),), (offset, *(0 for _ in shape[1:])))]
 
 
@@ -265,7 +276,9 @@ def _of_expert(
     d = 0 if which == "w13_weight" else 1
     n_shards, rest = divmod(shape[d], sizes[d])
     if rest or sizes[1 - d] != shape[1 - d] or number >= held.shape[0]:
-        raise Error("mismatch", f"{target} is {list(held.shape)} on this rank, and has no shard of {list(shape)}")
+        raise Error(
+            "mismatch", f"{target} is {list(held.shape)} on this rank, and has no shard of {list(shape)}"
+        )
     among = int(getattr(module, "moe_tp_rank", _rank_of(module, rank).rank)) if n_shards > 1 else 0
     offsets = tuple(among * sizes[d] if i == d else 0 for i in range(2))
     return [Place(target, (number, slice(first, first + sizes[0])), offsets)]

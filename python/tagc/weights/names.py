@@ -1,6 +1,7 @@
 """Trainers' tensors as checkpoints of Hugging Face name and shape them, which is how a store has them.
 
-    wrappers    of torch.compile(), activation checkpoints, DDP, PEFT: names only, and a Publisher drops most by itself
+    wrappers    of torch.compile(), activation checkpoints, DDP, PEFT: names only, and a Publisher drops most
+    by itself
     Megatron    packed and interleaved weights on ranks of tensor, pipeline and expert parallelism: Parts
 
 A mapping is a function or a dict; these are the common ones."""
@@ -64,11 +65,13 @@ _EXPERT = re.compile(r"mlp\.experts\.linear_fc(1|2)\.weight(\d+)")
 def megatron(
     tensors: Mapping[str, torch.Tensor] | torch.nn.Module, of: Megatron
 ) -> dict[str, torch.Tensor | Parts]:
-    """Returns what this rank has of a GPT of Megatron Core (0.12 to 0.16, its names of Transformer Engine's and of
-    local layers) by names of checkpoints: a model for a Publisher, whose group is the ranks that together have
+    """Returns what this rank has of a GPT of Megatron Core (0.12 to 0.16, its names of Transformer Engine's
+    and of
+    local layers) by names of checkpoints: a model for a Publisher, whose group is the ranks that together
+    have
     each element. Error for a tensor that has no place in a checkpoint of this kind."""
     if isinstance(tensors, torch.nn.Module):
-        tensors = {name: p for name, p in tensors.named_parameters()}
+        tensors = dict(tensors.named_parameters())
     result: dict[str, torch.Tensor | Parts] = {}
     for name, tensor in tensors.items():
         plain = hugging_face(name)
@@ -78,7 +81,9 @@ def megatron(
         prefix, rest = (f"model.layers.{int(layer[1]) + of.first_layer}.", layer[2]) if layer else ("", plain)
         named = _of_layer(prefix, rest, tensor.detach(), of)
         if not named:
-            raise Error("unsupported", f"{name} {list(tensor.shape)} is in no GPT of Megatron that tagc knows")
+            raise Error(
+                "unsupported", f"{name} {list(tensor.shape)} is in no GPT of Megatron that tagc knows"
+            )
         result |= named
     return result
 

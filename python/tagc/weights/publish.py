@@ -1,8 +1,10 @@
 """Publisher: writes a trainer's weights to a store, version after version.
 
-    publish()   what changed -> a file of each sender -> all senders know all files -> the first writes the manifest
+    publish()   what changed -> a file of each sender -> all senders know all files -> the first writes the
+    manifest
 
-What dies before the manifest is there leaves the version before it. Who starts again reads from the store what
+What dies before the manifest is there leaves the version before it. Who starts again reads from the store
+what
 receivers have, and goes on with the next number."""
 
 from __future__ import annotations
@@ -100,7 +102,8 @@ class Publisher:
         return {"run": self._sync.run, "version": self.version}
 
     def publish(self) -> int:
-        """Writes the next version of the weights, and returns its number. After an Error receivers have no new
+        """Writes the next version of the weights, and returns its number. After an Error receivers have no
+        new
         version, and the next one has all weights. Collective."""
         assert self._store is not None
         if self._is_refused:

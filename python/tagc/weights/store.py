@@ -54,7 +54,9 @@ class Store(Protocol):
 def open_store(address: str | os.PathLike[str]) -> Store:
     """Returns the store at a path, or at an address that fsspec knows, such as s3://bucket/policy."""
     if not isinstance(address, (str, os.PathLike)) or not os.fspath(address):
-        raise Error("argument", f"store is {address!r}, must be a path or an address such as s3://bucket/policy")
+        raise Error(
+            "argument", f"store is {address!r}, must be a path or an address such as s3://bucket/policy"
+        )
     text = os.fspath(address)
     scheme, is_address, rest = text.partition("://")
     if not is_address:
@@ -131,12 +133,14 @@ class Objects:
 
     def names(self) -> list[str]:
         try:
-            return [path.rsplit("/", 1)[-1] for path in self._files.ls(self._path, detail=False, refresh=True)]
+            return [
+                path.rsplit("/", 1)[-1] for path in self._files.ls(self._path, detail=False, refresh=True)
+            ]
         except FileNotFoundError:
             return []
 
     def read(self, name: str) -> bytes:
-        return self._files.cat_file(self._at(name))  # type: ignore[no-any-return]
+        return self._files.cat_file(self._at(name))
 
     def chunks(self, name: str) -> Iterator[bytes]:
         with self._files.open(self._at(name), "rb", block_size=CHUNK_BYTES, cache_type="readahead") as file:
@@ -212,7 +216,10 @@ class Manifest:
             if fields["format"] != _FORMAT:
                 raise Error("unsupported", f"{name} has format {fields['format']}, this tagc reads {_FORMAT}")
             whole, changes = (
-                [Version(int(one["version"]), [(str(n), int(size)) for n, size in one["files"]]) for one in rows]
+                [
+                    Version(int(one["version"]), [(str(n), int(size)) for n, size in one["files"]])
+                    for one in rows
+                ]
                 for rows in (fields["whole"], fields["changes"])
             )
             manifest = cls(int(fields["run"], 16), int(fields["version"]), whole, changes)

@@ -13,7 +13,7 @@ import concurrent.futures
 import datetime
 import secrets
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -61,7 +61,8 @@ class WeightSync:
     """Sends the weights of a model after every step: exactly, and only what changed.
 
     model: a module, also under FSDP2 or DDP, or a dict of tensors by name, of which some may be Parts of
-    others. Receivers need the same names, shapes and dtypes, and may be sharded otherwise or not at all. Tied tensors travel once, under the first
+    others. Receivers need the same names, shapes and dtypes, and may be sharded otherwise or not at all.
+    Tied tensors travel once, under the first
     name; no others may overlap in memory.
     group: of senders and receivers. source: the rank of it that sends, or the ranks: under FSDP2 all that
     hold shards. None: this process alone, which calls encode() or apply().
@@ -237,7 +238,9 @@ class WeightSync:
         self._require("go_on", self._is_sender())
         if self._run or self._lacking:
             raise Error("state", self._lacking or "go_on() comes before the first version")
-        base = {place: torch.empty(place[1].sizes, dtype=self._entries[place[0]].dtype) for place in self._mine}
+        base = {
+            place: torch.empty(place[1].sizes, dtype=self._entries[place[0]].dtype) for place in self._mine
+        }
         held: dict[int, list[tuple[Box, torch.Tensor]]] = {}
         for (index, box), tensor in base.items():
             held.setdefault(index, []).append((box, tensor))

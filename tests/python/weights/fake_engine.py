@@ -1,5 +1,6 @@
 """An engine's model on one rank, with loaders as those of vLLM 0.33 (linear.py, vocab_parallel_embedding.py,
-routed_experts.py): they cut a checkpoint's tensors and copy what the rank has. SGLang's layers do the same. Tests
+routed_experts.py): they cut a checkpoint's tensors and copy what the rank has. SGLang's layers do the same.
+Tests
 compare what these load with what tagc writes."""
 
 import types
@@ -114,7 +115,10 @@ class RoutedExperts(nn.Module):
 class Model(nn.Module):
     """Grouped heads, a dense layer and one of experts, over the ranks of tp = (rank, size)."""
 
-    packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+    packed_modules_mapping = {
+        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+        "gate_up_proj": ["gate_proj", "up_proj"],
+    }
     COLUMNS, ROWS, HEAD, HEADS, KV_HEADS, TOKENS, EXPERTS = 24, 32, 4, 8, 2, 46, 4
 
     def __init__(self, tp=(0, 1), is_ep=True):
@@ -137,7 +141,9 @@ class Model(nn.Module):
             else:
                 layer.mlp.gate = Linear((self.EXPERTS, self.COLUMNS), None, tp)
                 layer.mlp.experts = nn.Module()
-                layer.mlp.experts.routed_experts = RoutedExperts(self.EXPERTS, self.COLUMNS, self.ROWS, tp, is_ep)
+                layer.mlp.experts.routed_experts = RoutedExperts(
+                    self.EXPERTS, self.COLUMNS, self.ROWS, tp, is_ep
+                )
             self.model.layers.append(layer)
         self.lm_head = VocabParallelEmbedding(self.TOKENS, self.COLUMNS, tp)
 
@@ -146,7 +152,9 @@ class Model(nn.Module):
         for name, tensor in tensors:
             stem, leaf = name.rsplit(".", 1)
             above, last = stem.rsplit(".", 1) if "." in stem else ("", stem)
-            whole = {part: key for key, parts in self.packed_modules_mapping.items() for part in parts}.get(last)
+            whole = {part: key for key, parts in self.packed_modules_mapping.items() for part in parts}.get(
+                last
+            )
             if ".experts." in stem:
                 layer, _, number = above.partition(".experts.")
                 modules[f"{layer}.experts.routed_experts"].load_expert(int(number), last, tensor)

@@ -1,4 +1,5 @@
-"""Adapters of engines, against stand-ins of the engines' interfaces as vLLM 0.33, SGLang 0.5.23 and verl 0.9.1 have
+"""Adapters of engines, against stand-ins of the engines' interfaces as vLLM 0.33, SGLang 0.5.23 and verl
+0.9.1 have
 them: the same calls in the same order, with the same refusals."""
 
 import asyncio
@@ -338,7 +339,10 @@ def test_verl_sends_by_a_store(tmp_path, monkeypatch):
         def register(backend):
             return lambda cls: CheckpointEngineRegistry.registry.setdefault(backend, cls)
 
-    engine = {"CheckpointEngine": type("CheckpointEngine", (), {}), "CheckpointEngineRegistry": CheckpointEngineRegistry}
+    engine = {
+        "CheckpointEngine": type("CheckpointEngine", (), {}),
+        "CheckpointEngineRegistry": CheckpointEngineRegistry,
+    }
     for name, module in modules(verl__checkpoint_engine=engine).items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delitem(sys.modules, "tagc.weights.engines.verl", raising=False)

@@ -59,7 +59,9 @@ def test_what_does_not_fit_is_named(tmp_path):
     Publisher(here, tmp_path / "a").publish()
 
     def update(model, rank=(0, 1), names=None, store="a", **options):
-        return lambda: Follower(engine_layout(model, Rank(*rank), names), tmp_path / store, **options).update()
+        return lambda: Follower(
+            engine_layout(model, Rank(*rank), names), tmp_path / store, **options
+        ).update()
 
     model = fake_engine.Model()
     model.more = nn.Linear(2, 2).bfloat16()
@@ -70,15 +72,21 @@ def test_what_does_not_fit_is_named(tmp_path):
     update(model, names=lambda name: None if name == "lm_head.weight" else name)()
     model = fake_engine.Model()
     model.model.layers[0].mlp.down_proj.weight.data = torch.zeros(3, 3).bfloat16()
-    refused(update(model), "mismatch", "down_proj.weight is [3, 3] on rank 0 of 1, which is no shard of [24, 32]")
+    refused(
+        update(model), "mismatch", "down_proj.weight is [3, 3] on rank 0 of 1, which is no shard of [24, 32]"
+    )
     model = fake_engine.Model()
     model.model.layers[1].mlp.experts.routed_experts.w2_weight.data = torch.zeros(4, 9, 9).bfloat16()
     refused(update(model), "mismatch", "w2_weight is [4, 9, 9] on this rank, and has no shard of [24, 32]")
     model = fake_engine.Model()
     model.model.layers[0].self_attn.qkv_proj.weight.data = torch.zeros(9, 24).bfloat16()
-    refused(update(model), "mismatch", "qkv_proj.weight is [9, 24], and has no shard of [8, 24] as its part 1")
+    refused(
+        update(model), "mismatch", "qkv_proj.weight is [9, 24], and has no shard of [8, 24] as its part 1"
+    )
     model = fake_engine.Model().half()
-    refused(update(model), "mismatch", "torch.bfloat16 in the store, and lm_head.weight is [46, 24] torch.float16")
+    refused(
+        update(model), "mismatch", "torch.bfloat16 in the store, and lm_head.weight is [46, 24] torch.float16"
+    )
     model = fake_engine.Model()
 
     def transposing(tensors):  # an engine that keeps the halves of experts the other way round
@@ -86,7 +94,9 @@ def test_what_does_not_fit_is_named(tmp_path):
         w13 = model.model.layers[1].mlp.experts.routed_experts.w13_weight.data
         w13.copy_(w13.roll(w13.shape[1] // 2, 1))
 
-    refused(update(model, loader=transposing), "unsupported", "the engine keeps it in another form than a check")
+    refused(
+        update(model, loader=transposing), "unsupported", "the engine keeps it in another form than a check"
+    )
 
 
 # ---- names ----
@@ -134,10 +144,12 @@ def megatron_of(tensors, tp, stage, ep):
             q, k, v = (tensors[f"{name}.self_attn.{which}_proj.{leaf}"].split(m.HEAD) for which in "qkv")
             rows += [*q[group * queries : (group + 1) * queries], k[group], v[group]]
         result[f"decoder.layers.0.self_attention.linear_qkv.{leaf}"] = torch.cat(rows)
-    result["decoder.layers.0.self_attention.linear_proj.weight"] = tensors[f"{name}.self_attn.o_proj.weight"].chunk(
-        size, 1
-    )[rank]
-    result["decoder.layers.0.self_attention.linear_qkv.layer_norm_weight"] = tensors[f"{name}.input_layernorm.weight"]
+    result["decoder.layers.0.self_attention.linear_proj.weight"] = tensors[
+        f"{name}.self_attn.o_proj.weight"
+    ].chunk(size, 1)[rank]
+    result["decoder.layers.0.self_attention.linear_qkv.layer_norm_weight"] = tensors[
+        f"{name}.input_layernorm.weight"
+    ]
 
     def both(stem, number=None):
         halves = [tensors[f"{stem}.{part}_proj.weight"] for part in ("gate", "up")]

@@ -6,19 +6,25 @@ import json
 import os
 import random
 import signal
+import struct
+import subprocess
+import sys
 import time
 import warnings
 
 import pytest
 
 torch = pytest.importorskip("torch")
+import launch
 import ranks
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DeviceMesh
 
 import tagc.torch as tagc
+from tagc import _library as lib
 from tagc.weights import Follower, Publisher, store
+
 
 class Weights:
     """Tensors whose bits in every version are known by a formula: element i moves on in versions that are
@@ -421,7 +427,9 @@ def test_ranks_of_fsdp2_write_what_they_own(tmp_path):
 
 
 def test_arguments_are_named(tmp_path):
-    refused(lambda: Publisher({"a": torch.ones(2)}, 5), "argument", "store is 5, must be a path or an address")
+    refused(
+        lambda: Publisher({"a": torch.ones(2)}, 5), "argument", "store is 5, must be a path or an address"
+    )
     refused(lambda: Publisher({"a": torch.ones(2)}, "nosuch://a"), "argument", "store is nosuch://a: ")
     refused(lambda: Publisher({"a": torch.ones(2)}, tmp_path, keep=0), "argument", "keep is 0, must be")
     Publisher({"a": torch.ones(2)}, tmp_path).publish()
@@ -436,3 +444,78 @@ def test_arguments_are_named(tmp_path):
     there = {"x": torch.zeros(2)}
     names = {"a": "x"}.get
     assert Follower(there, tmp_path, names=names).update() == 1 and there["x"].tolist() == [1, 1]
+
+
+# ---- the bytes, as docs/reference/wire-format.md draws them ----
+
+
+def hash_of(data):
+    """Returns the XXH3, of which libtagc's is the only one here."""
+    return int(lib.load().tagc_checksum(bytes(data), len(data)))
+
+
+def read_by_the_page(data):
+    """Reads a frame with nothing of tagc.weights: its version, whole or not, and rows of tensors."""
+    magic, form, flags, part, n_parts, zero, n_messages = struct.unpack_from("<4sBBHHHI", data)
+    run, version, base, described, n_table, n_bytes, total = struct.unpack_from("<7Q", data, 16)
+    assert (magic, form, part, n_parts, zero, n_bytes) == (b"TAGW", 2, 0, 1, 0, len(data))
+    assert total == hash_of(data[:64] + data[72 : 72 + n_table])
+    at, message_at, rows = 72, 72 + n_table, []
+    for _ in range(n_messages):
+        number, n_dims, before, n, sum_of_message = struct.unpack_from("<IIQQQ", data, at)
+        box = [struct.unpack_from("<QQ", data, at + 32 + 16 * d) for d in range(n_dims)]
+        at += 32 + 16 * n_dims
+        message = data[message_at : message_at + n]
+        message_at += n
+        assert hash_of(message) == sum_of_message
+        rows.append((number, box, message))
+    assert message_at == len(data)
+    text = bytes(data[at : 72 + n_table])
+    return run, version, base, flags & 1, rows, text
+
+
+def test_another_program_can_read_a_store(tmp_path):
+    here = {"a": torch.arange(12.0).bfloat16().view(3, 4), "b": torch.tensor(3, dtype=torch.int32)}
+    sender = Publisher(here, tmp_path)
+    sender.publish()
+    here["a"][1, 2] = -1
+    sender.publish()
+    manifest = json.loads((tmp_path / "manifest-0000000002.json").read_text())
+    assert manifest["format"] == 1 and manifest["version"] == 2 and len(manifest["run"]) == 16
+    assert [one["version"] for one in manifest["whole"]] == [1]  # all is not due yet
+    for kind, base, flag in (("whole", 0, 1), ("changes", 1, 0)):
+        ((name, n_bytes),) = manifest[kind][-1]["files"]
+        data = (tmp_path / name).read_bytes()
+        assert len(data) == n_bytes
+        run, version, before, is_whole, rows, text = read_by_the_page(data)
+        assert (run, version, before) == (int(manifest["run"], 16), manifest[kind][-1]["version"], base)
+        assert is_whole == flag and text == (b"a [3, 4] bfloat16\nb [] int32" if flag else b"")
+        assert [(number, box) for number, box, _ in rows] == [(0, [(0, 3), (0, 4)]), (1, [])]
+        if flag:  # 64 bytes of a header, 12 of a segment, then the elements
+            values = torch.frombuffer(bytearray(rows[0][2][76:]), dtype=torch.bfloat16)
+            assert values.tolist() == list(range(12)) and rows[1][2][76:] == struct.pack("<i", 3)
+
+
+# ---- the example ----
+
+
+def test_the_example_runs_in_two_processes(tmp_path):
+    """The trainer is killed on the way, and started again."""
+    script = [sys.executable, str(launch.EXAMPLES / "weight_store.py")]
+    ends = [str(tmp_path / "policy"), "--rate=1e-3"]
+    options = {"stdout": subprocess.PIPE, "text": True}
+    trainer = subprocess.Popen([*script, "train", *ends, "--steps=1000000"], **options)
+    for _ in range(4):
+        assert "trainer  version" in trainer.stdout.readline()
+    trainer.kill()
+    trainer.communicate()
+    newest = store.newest(store.open_store(tmp_path / "policy")).version
+    engine = subprocess.Popen([*script, "generate", *ends, f"--steps={newest + 5}"], **options)
+    again = subprocess.run([*script, "train", *ends, "--steps=9"], capture_output=True, text=True, check=True)
+    lines = again.stdout.splitlines()
+    assert int(lines[0].split()[2]) == newest + 1
+    last = engine.communicate(timeout=100)[0].splitlines()[-1].split()
+    assert engine.returncode == 0
+    version, total = int(last[2]), last[3]
+    sums = {int(line.split()[2]): line.split()[-1] for line in lines}
+    assert version > newest and sums[version] == total

@@ -1,4 +1,5 @@
-"""Engines that generate, and trainers, by their own public interfaces. Nothing here imports an engine before the
+"""Engines that generate, and trainers, by their own public interfaces. Nothing here imports an engine before
+the
 engine imports it.
 
 vllm      a weight transfer engine of vLLM 0.33, both halves
@@ -7,7 +8,8 @@ verl      a checkpoint engine of verl 0.9.1"""
 
 
 def register_vllm() -> None:
-    """Makes "tagc" a backend of vLLM's weight transfer, in this process. vLLM calls this in each of its own, as
+    """Makes "tagc" a backend of vLLM's weight transfer, in this process. vLLM calls this in each of its own,
+    as
     its plugin; a trainer that uses vLLM's trainer half calls it, too."""
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory, WeightTransferTrainerFactory
 

@@ -47,10 +47,11 @@ def load(model: torch.nn.Module, named_tensors: Sequence[tuple[str, torch.Tensor
     if follower is None or address != asked["store"]:
         rank = Rank(get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size())
         device = next(model.parameters()).device
+        loads: Any = model.load_weights
         follower = Follower(
             engine_layout(model, rank),
             asked["store"],
-            loader=lambda tensors: model.load_weights((name, tensor.to(device)) for name, tensor in tensors),
+            loader=lambda tensors: loads((name, tensor.to(device)) for name, tensor in tensors),
         )
         _followers[model] = (asked["store"], follower)
     with torch.no_grad():

@@ -5,8 +5,10 @@
       custom_backend_module: tagc.weights.engines.verl
       engine_kwargs: {tagc: {store: /shared/policy}}
 
-The first rank of the actor has whole tensors from verl, keeps them in CPU memory, and publishes them. Each rank of
-a rollout keeps them in CPU memory, too, follows the store, and hands all to its engine as verl's others do."""
+The first rank of the actor has whole tensors from verl, keeps them in CPU memory, and publishes them. Each
+rank of
+a rollout keeps them in CPU memory, too, follows the store, and hands all to its engine as verl's others
+do."""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class StoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         **_: Any,
     ) -> None:
         if not store:
-            raise Error("argument", "engine_kwargs.tagc.store is missing: a path or an address that all ranks reach")
+            raise Error(
+                "argument", "engine_kwargs.tagc.store is missing: a path or an address that all ranks reach"
+            )
         self._address, self._keep, self._threads, self._wait_s = store, keep, threads, wait_s
         self._copies = Copies()
         self._follower = Follower(self._copies, store, folder=folder, threads=threads)
@@ -87,7 +91,9 @@ class StoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         assert last is not None
         return {"tagc/bytes": last.n_bytes, "tagc/share_changed": last.n_changes / last.n_elems}
 
-    async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
+    async def receive_weights(
+        self, global_steps: int | None = None
+    ) -> AsyncIterator[tuple[str, torch.Tensor]]:
         self._follower.update(self._version, self._wait_s)
         for name, tensor in self._copies.tensors.items():
             yield name, tensor

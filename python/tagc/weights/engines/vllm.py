@@ -1,4 +1,5 @@
-"""The backend "tagc" of vLLM's weight transfer (vLLM 0.33): a trainer publishes to a store, workers follow it.
+"""The backend "tagc" of vLLM's weight transfer (vLLM 0.33): a trainer publishes to a store, workers follow
+it.
 
     trainer   send_weights()   -> publish() -> the client tells the workers the version
     worker    update_weights({"version": 7}) -> what changed, written where vLLM has its weights
@@ -143,7 +144,8 @@ class StoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: ig
 
 
 class _Pieces(Mapping[str, "torch.Tensor | Parts"]):
-    """The tensors of a WeightSource as a dict of what this rank owns: its pieces, or where the source has none,
+    """The tensors of a WeightSource as a dict of what this rank owns: its pieces, or where the source has
+    none,
     whole tensors. Each items() is a pass over the source, which all ranks make."""
 
     def __init__(self, source: Any, rank: int) -> None:
@@ -156,7 +158,12 @@ class _Pieces(Mapping[str, "torch.Tensor | Parts"]):
         for about in self._source.metadata:
             parts: tuple[Part, ...] = ()
             if about.name in held:
-                parts = (Part(held[about.name], _offsets(about, self._rank) if has_pieces else (0,) * len(about.shape)),)
+                parts = (
+                    Part(
+                        held[about.name],
+                        _offsets(about, self._rank) if has_pieces else (0,) * len(about.shape),
+                    ),
+                )
             named[hugging_face(about.name)] = Parts(about.shape, about.dtype, parts)
         return named.items()
 
