@@ -488,6 +488,15 @@ static void mark_begun(tagc_model_unit *unit) {
     unit->n_exchanges++;
 }
 
+/* There are none to read or write. */
+static void forget_pieces(tagc_model_unit *unit) {
+    uint32_t number = (uint32_t)(unit - unit->model->units);
+    (void)tagc_unit_check_pieces(unit->model, number, NULL, 0, "gradients", 0);
+    (void)tagc_unit_check_pieces(unit->model, number, NULL, 0, "sums", 1);
+    unit->gradients = unit->sums = tagc_pieces_of(NULL);
+    unit->n_gradients = unit->n_sums = 0;
+}
+
 /* Its failure so far is in unit->status, and the other ranks learn of it from this exchange. */
 static tagc_status begin_unit(tagc_model_unit *unit) {
     if (unit->status == TAGC_OK) note(unit, tagc_rest_begin(unit->model, unit));
@@ -552,6 +561,7 @@ tagc_status tagc_model_begin_there(tagc_model *model, uint32_t number, const tag
 tagc_status tagc_unit_exchange(tagc_model_unit *unit, tagc_status failure, const char *text) {
     tagc_model_stats_init(&unit->stats);
     if (failure != TAGC_OK) note(unit, tagc_fail(failure, "%s", text));
+    if (unit->status != TAGC_OK) forget_pieces(unit);
     tagc_status status = begin_unit(unit);
     if (status != TAGC_OK) note(unit, status);
     if (unit->is_there) unit->model->device->add(unit);
@@ -569,10 +579,7 @@ tagc_status tagc_model_begin_failed(tagc_model *model, uint32_t number, tagc_sta
                          TAGC_LAST_STATUS);
     TAGC_TRY(tagc_comm_check_open(model->between));
     tagc_model_unit *unit = &model->units[number];
-    (void)tagc_unit_check_pieces(model, number, NULL, 0, "gradients", 0);
-    (void)tagc_unit_check_pieces(model, number, NULL, 0, "sums", 1);
-    unit->gradients = unit->sums = tagc_pieces_of(NULL);
-    unit->n_gradients = unit->n_sums = 0;
+    forget_pieces(unit);
     unit->status = failure;
     snprintf(unit->text, sizeof unit->text, "%s", text ? text : "");
     mark_begun(unit);

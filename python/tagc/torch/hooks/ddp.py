@@ -8,6 +8,7 @@ it in place, and a later compress() takes it over."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
@@ -19,7 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from tagc._library import Error
-from tagc.torch.exchange import internals
+from tagc.torch.exchange import internals, staging
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import ExchangeOptions, Expected, Kinds, Place, place_of
@@ -306,7 +307,11 @@ class State:
             if backward.is_given_up:
                 return _done(_spoilt(source))
             op = _wrapper_of(handle).op
-            end = passes.begin(bucket, group, source, source, op, lambda: _fitting(bucket, source))
+            find_layout = functools.partial(_fitting, bucket, source)
+            end = passes.begin(bucket, group, source, source, op, find_layout, staging.FOR_NOTHING)
+            if passes.runners.is_on_device(source):
+                passes.model_exchanges.leave_on_device(end)
+                return passes.runners.future(source)
         except BaseException as failure:
             backward.is_given_up, backward.failure = True, backward.failure or failure
             return _done(_spoilt(source))
