@@ -9,9 +9,9 @@
  * is the largest that can be. */
 #include "codec/bf16.h"
 #include "codec/bitmap.h"
+#include "codec/elements.h"
 #include "codec/residual.h"
 #include "codec/select.h"
-#include "codec/sum.h"
 #include "measure.h"
 #include "paper/pack.h"
 #include "paper/peel.h"

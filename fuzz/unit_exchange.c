@@ -173,23 +173,18 @@ static void prepare(peers *all, int rank) {
 
 /* ---- what must hold ---- */
 
-/* In two levels a lie that one place alone hears can leave ranks of a host in different calls, until they give up waiting. */
-static void check_told(const model_peers *p, tagc_status status) {
-    if (p->of->n_places == 1 || status != TAGC_ERR_TIMEOUT) check_status(status);
-}
-
 static void check(const model_peers *p) {
     int is_exact = !p->all.is_changed && !(p->act & ACT_OTHER_FILE);
     for (int rank = 0; rank < p->of->n_ranks; rank++) {
         if (is_hostile(p, rank)) continue;
-        check_told(p, p->loaded[rank]);
-        check_told(p, p->stepped[rank]);
+        check_status(p->loaded[rank]);
+        check_status(p->stepped[rank]);
     }
     for (int round = 0; round < N_ROUNDS; round++) {
         int is_right = 1;
         for (int rank = 0; rank < p->of->n_ranks; rank++)
             for (int u = 0; u < N_UNITS && !is_hostile(p, rank); u++) {
-                check_told(p, p->statuses[rank][round][u]);
+                check_status(p->statuses[rank][round][u]);
                 is_right &= p->loaded[rank] == TAGC_OK && p->stepped[rank] == TAGC_OK &&
                             p->statuses[rank][round][u] == TAGC_OK;
             }

@@ -32,8 +32,7 @@
  *   output            owners           what a rank gets
  *   SHARD             all W ranks      chunk `rank` of every tensor (a reduce-scatter; FSDP, ZeRO)
  *   HOST_SHARD        ranks of a host  chunk `place`, the same on every host (hybrid sharding)
- *   UNIT              nobody           everything (an all-reduce; data parallel). With hosts of several ranks, units end in the
- *                                      same order on all ranks of a host: _end then communicates within it
+ *   UNIT              nobody           everything (an all-reduce; data parallel)
  *
  *   Another way to cut is tagc_cut.
  *
@@ -239,7 +238,8 @@ TAGC_API void tagc_model_stats_init_sized(tagc_model_stats *stats, size_t struct
 #define tagc_model_stats_init(stats) tagc_model_stats_init_sized((stats), sizeof *(stats))
 
 /* Waits for the exchange that _begin started. All ranks return the same status, unless a comm broke. After a failure the sums
- * are undefined, and residuals are as before. stats: NULL, or initialised. */
+ * are undefined, and residuals are as before. With hosts of several ranks it communicates within the host, and ends the exchanges that
+ * began earlier, too. stats: NULL, or initialised. */
 TAGC_API tagc_status tagc_model_end(tagc_model *model, uint32_t unit, tagc_model_stats *stats);
 
 /* Returns the number of a unit's parts: tensors of one class and level, which are exchanged as one. 0 if there is no such unit. */

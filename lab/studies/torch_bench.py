@@ -33,9 +33,9 @@ from torch_arms import DEFAULT_ARMS, Arm, arms_of
 import tagc
 import tagc.local
 import tagc.torch
+from tagc import _library as lib
 from tagc.commands.info import torch_blas
 from tagc.torch.advise import survey
-from tagc.torch.schedule.options import Settings
 
 MODELS = {
     "tiny": Config(n_vocab=256, n_positions=64, n_embd=64, n_head=4, n_layer=2),
@@ -46,6 +46,31 @@ MODELS = {
 
 
 # ---- measuring ----
+
+
+def all_to_all(found, n):
+    """Each rank sends its n / W fp32 values to all others."""
+    mine, everyone = (torch.zeros(n // size) for size in (found.world_size, 1))
+    call = found.comm.handle, mine.data_ptr(), mine.nbytes, everyone.data_ptr(), everyone.nbytes
+    return found.time("all-to-all", n, lambda: lib.call("tagc_comm_all_gather", *call))
+
+
+def whole_values(found, n):
+    """A reduce-scatter of fp32 values as they are."""
+    options = lib.initialised(lib.ReducerOptions, "tagc_reducer_options_init")
+    options.n_elems, options.n_threads = n, found.threads
+    options.exchange, options.format, options.sparsity = lib.EXCHANGES["direct"], lib.FORMATS["fp32"], 0
+    gradient, sums, reducer = torch.ones(n), torch.zeros(n // found.world_size), ctypes.c_void_p()
+    lib.call("tagc_reducer_create", found.comm.handle, ctypes.byref(options), ctypes.byref(reducer))
+
+    def run():
+        lib.call("tagc_reducer_begin", reducer, gradient.data_ptr(), n, sums.data_ptr(), sums.numel())
+        lib.call("tagc_reducer_end", reducer, None)
+
+    try:
+        return found.time("whole values", n, run)
+    finally:
+        lib.load().tagc_reducer_destroy(reducer)
 
 
 def bytes_sent(interface):
@@ -232,12 +257,8 @@ class Bench:
                 ("torch all_gather fp32", lambda: found.torch_gather(n, "fp32"), 4 * share),
                 ("torch all_reduce fp32", lambda: found.torch_reduce(n, "fp32", True), 8 * share),
                 ("torch reduce_scatter bf16", lambda: found.torch_reduce(n, "bf16", False), 2 * share),
-                (
-                    "tagc reduce-scatter fp32",
-                    lambda: found.reduce(n, Settings(exchange="dense", mild="dense"), "dense"),
-                    4 * share,
-                ),
-                ("tagc all-to-all", lambda: found.all_to_all(n), 4 * share),
+                ("tagc reduce-scatter fp32", lambda: whole_values(found, n), 4 * share),
+                ("tagc all-to-all", lambda: all_to_all(found, n), 4 * share),
             )
             for name, job, must in jobs:
                 dist.barrier()
@@ -246,7 +267,7 @@ class Bench:
                 sent = None
                 if before is not None:
                     dist.barrier()
-                    n_calls = len(samples) + found.n_warm_of_last  # and the agreements before them
+                    n_calls = len(samples) + 1  # which warmed up, and the agreements before them
                     sent = (bytes_sent(self.args.interface) - before) / self.n_counted / n_calls
                 seconds = [max(row) for row in zip(*self._everyone(samples))]
                 rate = (sent or must * n) / statistics.median(seconds)

@@ -62,7 +62,8 @@ typedef struct tagc_code {
 
 extern const tagc_code tagc_code_topk, tagc_code_blocks;
 
-/* The table for these options; never NULL for options in range. */
-const tagc_code *tagc_code_of(const tagc_code_options *options);
+static inline const tagc_code *tagc_code_of(const tagc_code_options *options) {
+    return options->sparse ? &tagc_code_topk : &tagc_code_blocks;
+}
 
 #endif

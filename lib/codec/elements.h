@@ -75,6 +75,9 @@ size_t tagc_element_bytes(int element);
 void tagc_elements_read(const void *array, int element, uint64_t first, uint64_t n, float *to);
 void tagc_elements_write(const float *from, void *array, int element, uint64_t first, uint64_t n);
 
+/* into[i] += from[i] over (n): a caller that adds arrays one after the other fixes the order of the sum. */
+void tagc_sum_add(float *into, const float *from, size_t n);
+
 /* The sum of their squares. */
 double tagc_elements_square(const void *array, int element, uint64_t first, uint64_t n);
 

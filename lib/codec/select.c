@@ -12,20 +12,75 @@
  * candidates is full takes no more blocks and leaves them to the others, so only the sum of the rooms must be enough. Each
  * block knows where its output begins, so the result does not depend on the threads. */
 #include "codec/residual.h"
-#include "codec/select_private.h"
+#include "codec/select_kernels.h"
+#include "codec/select_sample.h"
 #include "core/memory.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
-#define APART 48  /* elements: arrays that are multiples of 4096 bytes apart delay each other's loads */
-#define PIECE 512 /* elements that are converted to fp32 together */
-#define BLOCK TAGC_SELECT_BLOCK
+#define APART 48    /* elements: arrays that are multiples of 4096 bytes apart delay each other's loads */
+#define PIECE 512   /* elements that are converted to fp32 together */
+#define BLOCK 16384 /* elements; few enough that a block's candidates are still in cache after its sweep */
 #define WORTH_THREADS 4 /* blocks; fewer are not worth waking anybody */
 /* Up to this many elements a band's range is bisected; digits of larger bands are counted. */
 #define SMALL_BAND 1024
 #define RADIX_BITS 11
 #define N_RADIX (1u << RADIX_BITS)
 #define INF_BITS 0x7f800000u
+
+/* What a selection holds between its sweeps. */
+
+typedef struct tagc_select_block {
+    uint32_t owner;                         /* the thread that streamed it */
+    uint32_t candidate_begin, n_candidates; /* in the lists of its owner */
+    uint32_t band_begin, n_band;
+    uint32_t n_sent, n_ties; /* certainly above the threshold, and equal to it */
+    uint32_t out_begin;      /* in the caller's indices and values */
+} tagc_select_block;
+
+typedef struct tagc_select_share { /* of one thread */
+    uint32_t *candidate_indices;   /* (n_room) */
+    float *candidate_values;       /* (n_room) */
+    float *band;                   /* (n_room) */
+    uint32_t *radix;               /* (N_RADIX) */
+    size_t n_candidates, n_band;
+    uint32_t max_bits;
+    char padding[TAGC_ALIGNMENT];
+} tagc_select_share;
+
+typedef struct tagc_selector {
+    const tagc_select_kernels *kernels;
+    tagc_addends addends;
+    const float *gradient, *residual_in; /* (n), or NULL: in other formats, read from the addends */
+    float *residual_out;                 /* (n), or NULL: acc is not written */
+    void *stored_out; /* a row that gets what is not a candidate, and the rest when it is settled; or NULL */
+    uint32_t seed;    /* of stored_out */
+    tagc_pool *pool;
+    struct tagc_selector *self; /* in the scratch, where it waits to be settled */
+    size_t n_sent;
+    int is_written;    /* stored_out has what is not a candidate, and each share has the candidates */
+    uint32_t *indices; /* (k) */
+    float *values;     /* (k) */
+    size_t n, k, n_blocks;
+    int beyond_cache; /* the residual will have left the cache before it is read again */
+    int bypass;       /* and not in place: the sweep writes around the cache */
+    int leave;        /* acc stays in the residual everywhere */
+
+    tagc_sample_shape shape;
+    uint32_t *sample, *buckets; /* of the prediction */
+    tagc_select_block *blocks;  /* (n_blocks) */
+    tagc_select_share *shares;  /* (n_threads) */
+    size_t most_in_block;       /* elements */
+    size_t n_room;              /* candidates of one thread; 0 where none can be sent, or all are */
+    atomic_size_t next_block;
+
+    uint32_t t_lo, t_hi; /* predicted */
+    int from_acc;        /* the band could not be used: search acc */
+    uint32_t base, prefix, threshold;
+    int shift, shift_prefix; /* of the present radix level */
+    uint32_t n_digits;
+} tagc_selector;
 
 size_t tagc_select_count(size_t n, double sparsity) {
     if (n == 0 || !(sparsity > 0)) return n;
@@ -457,4 +512,68 @@ void tagc_select_addends(const tagc_addends *addends, void *residual_out, uint32
                          uint32_t *indices, float *values, void *scratch, tagc_pool *pool,
                          tagc_selection *result) {
     tagc_select_addends_with(best(), addends, residual_out, seed, k, indices, values, scratch, pool, result);
+}
+
+/* ---- settling ---- */
+
+/* The end of a selection from addends: candidates become part of the stored residual.
+ *
+ * The sweep wrote everything else, block by block of the format, each in the scale that it needs by itself. A candidate is now known to be
+ * an error or to have lost. If it fits into the scale of its block, its code is written between the others'. If it does not,
+ * the block is made once more from the addends. Either way the block is what tagc_residual_write makes of all its values. */
+typedef struct settling {
+    const tagc_selector *s;
+    const float *errors; /* (n_sent), or NULL */
+} settling;
+
+/* [at, at + n) of the row. */
+static void make_again(const tagc_selector *s, size_t at, size_t n, const float *errors) {
+    float acc[TAGC_RESIDUAL_BLOCK];
+    tagc_addends_read(&s->addends, at, n, acc);
+    for (size_t j = tagc_first_from(s->indices, s->n_sent, at); j < s->n_sent && s->indices[j] < at + n; j++)
+        acc[s->indices[j] - at] = errors ? errors[j] : -0.0f;
+    tagc_residual_write(s->addends.residual_format, s->n, acc, at, n, s->seed, s->stored_out);
+}
+
+/* Writes values (n) at indices (n). Blocks that are too small for one are made again. */
+static void put(const settling *t, const uint32_t *indices, const float *values, size_t n) {
+    const tagc_selector *s = t->s;
+    uint32_t misfits[PIECE];
+    for (size_t i = 0; i < n; i += PIECE) {
+        size_t done = 0,
+               n_misfits = tagc_residual_put(s->addends.residual_format, s->n, indices + i, values + i,
+                                             n - i < PIECE ? n - i : PIECE, s->seed, s->stored_out, misfits);
+        for (size_t j = 0; j < n_misfits; j++) {
+            size_t at = misfits[j] / TAGC_RESIDUAL_BLOCK * TAGC_RESIDUAL_BLOCK;
+            if (misfits[j] < done) continue;
+            done = at + TAGC_RESIDUAL_BLOCK;
+            make_again(s, at, s->n < done ? s->n - at : TAGC_RESIDUAL_BLOCK, t->errors);
+        }
+    }
+}
+
+static void settle_block(const settling *t, const tagc_select_share *own, const tagc_select_block *here) {
+    /* keep left those that were not sent at the front of their list */
+    put(t, own->candidate_indices + here->candidate_begin, own->candidate_values + here->candidate_begin,
+        here->n_candidates - here->n_sent);
+    if (t->errors) /* else zeros are there already */
+        put(t, t->s->indices + here->out_begin, t->errors + here->out_begin, here->n_sent);
+}
+
+static void settle_work(void *arg, int index, int n_threads) {
+    const settling *t = arg;
+    (void)n_threads;
+    for (size_t b = 0; b < t->s->n_blocks; b++)
+        if (t->s->blocks[b].owner == (uint32_t)index) settle_block(t, &t->s->shares[index], &t->s->blocks[b]);
+}
+
+void tagc_select_settle(const float *errors, void *scratch) {
+    const tagc_selector *s = scratch;
+    settling t = {s, errors};
+    if (s->is_written) {
+        tagc_pool_run(s->pool, settle_work, &t);
+        tagc_residual_pad(s->addends.residual_format, s->n, s->stored_out);
+    } else {
+        tagc_addends_settle(&s->addends, s->indices, errors, s->n_sent, s->seed, s->stored_out, s->pool);
+    }
 }

@@ -94,7 +94,8 @@ static void close_unit(tagc_model_unit *unit) {
     unit->there = NULL;
 }
 
-/* Options of what has kernels: of the parts, or of each of their tensors as a part of its own, which needs most. Returns how many. */
+/* Options of what has kernels: of the parts, or of each of their tensors as a part of its own, which needs most: so there is room, too, for
+ * the units of models that have the same tensors after this one. Returns how many. */
 static uint32_t list_options(const tagc_model_part *parts, uint32_t n_parts, int is_apart,
                              tagc_reducer_options *options) {
     uint32_t n = 0;
@@ -102,7 +103,7 @@ static uint32_t list_options(const tagc_model_part *parts, uint32_t n_parts, int
         const tagc_model *model = parts[p].model;
         if (!parts[p].is_there) continue;
         tagc_part_options(&parts[p], &options[n++]);
-        if (!is_apart || !parts[p].is_followed || tagc_model_is_flat(model)) continue;
+        if (!is_apart || tagc_model_is_flat(model)) continue;
         uint64_t n_rows = options[n - 1].n_elems / parts[p].width;
         tagc_reducer_options of_part = options[--n];
         for (uint32_t i = 0; i < parts[p].n_members; i++, n++) {
@@ -397,16 +398,32 @@ static tagc_status make_for_pieces(tagc_model_place *m) {
     return make_ahead(m, &m->ahead);
 }
 
-/* Makes probes of reducers, and a unit of them, which leave their memory with the queue and the store. dense: the reducer of that class. */
+/* A unit's own parts. */
+typedef struct own_parts {
+    const tagc_model_part *parts;
+    uint32_t n;
+} own_parts;
+
+/* Of a part that is the same at all levels. */
+static tagc_reducer *reducer_of(const own_parts *own, const tagc_model_part *part) {
+    uint32_t p = 0;
+    while (p + 1 < own->n && own->parts[p].members[0] != part->members[0]) p++;
+    return own->parts[p].reducer;
+}
+
+/* Makes probes of reducers, and a unit of them, which leave their memory with the queue and the store. Parts without kernels have the
+ * reducers of the unit's own. */
 static tagc_status take_memory_for_parts(void *context, tagc_model_unit *u) {
-    tagc_reducer *dense = context;
+    const own_parts *own = context;
     tagc_model_place *m = place_of(u);
     tagc_unit *unit = NULL;
     tagc_status status = TAGC_OK;
     for (uint32_t p = 0; p < u->n_parts && status == TAGC_OK; p++) {
         tagc_reducer_options options;
-        u->parts[p].reducer = dense;
-        if (!u->parts[p].is_there) continue;
+        if (!u->parts[p].is_there) {
+            u->parts[p].reducer = reducer_of(own, &u->parts[p]);
+            continue;
+        }
         tagc_part_options(&u->parts[p], &options);
         status = tagc_reducer_probe_in(m->store, u->model->between, &options, &u->parts[p].reducer);
     }
@@ -422,16 +439,14 @@ static tagc_status take_memory_for_parts(void *context, tagc_model_unit *u) {
 static tagc_status take_memory(tagc_model_place *m) {
     static const double least_share = 0.05;
     tagc_model_unit *u = m->unit;
-    tagc_reducer *dense = NULL;
+    own_parts own = {u->parts, u->n_parts};
     int has_levels = 0;
-    for (uint32_t p = 0; p < u->n_parts; p++) {
-        has_levels |= u->parts[p].is_followed;
-        if (!u->parts[p].is_there) dense = u->parts[p].reducer;
-    }
-    for (int level = TAGC_LEVEL_FRESH; has_levels && level <= TAGC_LEVEL_LAST; level++)
+    for (uint32_t p = 0; p < u->n_parts; p++) has_levels |= u->parts[p].is_followed;
+    int first = u->model->schedule_options.fresh ? TAGC_LEVEL_FRESH : TAGC_LEVEL_FRESH + 1;
+    for (int level = first; has_levels && level <= TAGC_LEVEL_LAST; level++)
         for (double share = TAGC_MOST_SHARE; share > least_share; share /= TAGC_MOST_SHARE)
             for (int is_apart = 0; is_apart < 2; is_apart++)
-                TAGC_TRY(tagc_unit_try_parts(u, level, share, is_apart, take_memory_for_parts, dense));
+                TAGC_TRY(tagc_unit_try_parts(u, level, share, is_apart, take_memory_for_parts, &own));
     return TAGC_OK;
 }
 
@@ -525,9 +540,31 @@ static void take_from_buffer(const tagc_model_place *m, const ticket *one) {
 
 /* ---- the caller's thread ---- */
 
+/* NaN where an exchange that is in no stream would have written, in the order of what waits for that. Its device has failed, so nobody asks
+ * whether this fails, too. */
+static void spoil(const tagc_model_place *m, const tagc_piece *sums, size_t n, void *stream, int waits) {
+    const tagc_queue *queue = m->queue;
+    const tagc_device *on = queue->device;
+    void *came = queue->buffers[m->ticket % (uint64_t)queue->n_buffers].came;
+    size_t width = tagc_element_bytes(m->unit->model->options.sum);
+    int before;
+    if (n == 0 || tagc_device_enter(on, &before) != TAGC_OK) return;
+    if (waits != TAGC_WAITS_FOR_RESULT) {
+        (void)on->runtime.EventRecord(came, stream);
+        (void)on->runtime.StreamWaitEvent(queue->back, came, 0);
+        stream = queue->back;
+    }
+    for (size_t i = 0; i < n; i++)
+        if (sums[i].n_elems > 0)
+            (void)on->runtime.MemsetAsync(sums[i].values, 0xff, (size_t)sums[i].n_elems * width, stream);
+    tagc_device_leave(on, before);
+}
+
 static void begin(tagc_model_unit *unit, void *stream, int waits) {
     tagc_model_place *m = place_of(unit);
     tagc_status status = unit->status;
+    const tagc_piece *sums = status == TAGC_OK ? unit->sums : NULL;
+    size_t n_sums = sums ? unit->n_sums : 0;
     arrays a = {0};
     if (status != TAGC_OK) {
         (void)tagc_fail(status, "%s", unit->text);
@@ -544,10 +581,11 @@ static void begin(tagc_model_unit *unit, void *stream, int waits) {
     m->step = (tagc_unit_step){.number = unit->n_exchanges};
     if (status != TAGC_OK) {
         tagc_job_put_failed(m->bare->job, m->bare, &m->step, status, &m->ticket);
-        return;
+    } else {
+        tagc_unit *own = unit->is_there ? m->ahead : m->bare;
+        status = tagc_job_put(own->job, own, &m->step, a.input, a.output, stream, waits, &m->ticket);
     }
-    tagc_unit *own = unit->is_there ? m->ahead : m->bare;
-    (void)tagc_job_put(own->job, own, &m->step, a.input, a.output, stream, waits, &m->ticket);
+    if (status != TAGC_OK) spoil(m, sums, n_sums, stream, waits);
 }
 
 static int is_over(tagc_model_unit *unit) {

@@ -1,5 +1,5 @@
 /* packed: all ranks know the union, so values travel in its order, and the owner only adds them. */
-#include "codec/sum.h"
+#include "codec/elements.h"
 #include "paper/pack.h"
 #include "paper/paper.h"
 

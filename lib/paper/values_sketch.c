@@ -2,7 +2,7 @@
  * alone decides whether it peels, so for a small union the owner searches a seed that works in advance.
  *
  * Cells and sums have 4 bytes each: fp32, or with fixed-point cells integers until tagc_sketch_to_values. */
-#include "codec/sum.h"
+#include "codec/elements.h"
 #include "core/clock.h"
 #include "paper/pack.h"
 #include "paper/paper.h"

@@ -60,12 +60,6 @@ struct tagc_schedule {
 /* Returns 1 if the next tagc_schedule_add of these parameters may fill a window. */
 int tagc_schedule_is_due(const tagc_schedule *schedule, const uint32_t *parameters, size_t n);
 void tagc_window_scale(tagc_window *window, double factor);
-
-/* ---- shares.c ---- */
-/* Sets next_share of the `n` members, from their mean squares. level_share: of their level, (0, 1]. */
-void tagc_share_out(tagc_scheduled *const *members, size_t n, double level_share);
-
-/* ---- losses.c ---- */
 /* Returns the relative rise above the lowest loss if it is too much, else 0. */
 double tagc_losses_see(tagc_loss_watch *watch, const tagc_schedule_losses *losses);
 

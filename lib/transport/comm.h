@@ -102,6 +102,8 @@ void tagc_comm_look_again(tagc_comm *comm);
 /* Breaks the comm with a status and the last text, and tells the peers: for damage after which ranks cannot know what the others do
  * next. rank: that sent it. Returns the status. */
 tagc_status tagc_comm_give_up(tagc_comm *comm, tagc_status status, int rank);
+/* 1: every transfer fails from now on. */
+int tagc_comm_is_broken(tagc_comm *comm);
 
 /* A reducer or gatherer holds its comm, so that the caller may destroy them in any order. After tagc_comm_destroy the
  * comm is closed: it has no threads and no transport, and the last _let_go frees it. */

@@ -50,6 +50,13 @@ int tagc_comm_is_idle(const tagc_comm *comm) {
     return is_idle;
 }
 
+int tagc_comm_is_broken(tagc_comm *comm) {
+    pthread_mutex_lock(&comm->lock);
+    int is = comm->broken != TAGC_OK;
+    pthread_mutex_unlock(&comm->lock);
+    return is;
+}
+
 int tagc_comm_failed_rank(const tagc_comm *comm) {
     if (!comm) return -1;
     pthread_mutex_t *lock = (pthread_mutex_t *)&comm->lock;

@@ -424,15 +424,12 @@ static tagc_status spread(tagc_model_unit *unit, tagc_model_stats *stats) {
 static const tagc_status ASKED = TAGC_ERR_STATE;
 static const uint64_t word_that_asks = 0x6d17a55e4b0c9f21u;
 
-/* What has begun: waits for it. */
+/* What has begun: waits for it. What failed between hosts, ranks of another place do not know of. */
 static tagc_status end_exchange_of(tagc_model_unit *unit, tagc_model_stats *stats) {
     tagc_model *model = unit->model;
-    tagc_status status = end_parts(unit, stats);
-    if (model->spread.n_bytes > 0) {
-        status =
-            tagc_agree_over(model->within, status); /* ranks of another place may not know of a failure */
-        if (status == TAGC_OK) status = spread(unit, stats);
-    }
+    tagc_status status = tagc_model_agree_within(model, end_parts(unit, stats));
+    if (model->spread.n_bytes > 0 && status == TAGC_OK) status = spread(unit, stats);
+    status = tagc_model_share(model, status);
     for (uint32_t p = 0; p < unit->n_parts; p++) {
         tagc_status failure = settle_rest(&unit->parts[p], status == TAGC_OK);
         stats->n_saturated += unit->parts[p].n_saturated;
@@ -442,16 +439,43 @@ static tagc_status end_exchange_of(tagc_model_unit *unit, tagc_model_stats *stat
     return status == TAGC_OK ? rested : status;
 }
 
-/* That which the queue's thread ran. */
+static void note_outcome(tagc_model_unit *unit, tagc_status status) {
+    unit->ended = status;
+    snprintf(unit->ended_text, sizeof unit->ended_text, "%s", status == TAGC_OK ? "" : tagc_last_error());
+}
+
+/* Ranks of a host agree on each unit in the order in which units began, whichever the caller ends first, or one that failed to begin. */
+static void end_earlier(tagc_model_unit *unit) {
+    tagc_model *model = unit->model;
+    for (tagc_model_unit *first = NULL; model->within && first != unit;) {
+        first = unit;
+        for (uint32_t u = 0; u < model->n_units; u++) {
+            tagc_model_unit *other = &model->units[u];
+            if (other->is_begun && !other->is_over && other->n_before < first->n_before) first = other;
+        }
+        if (first == unit) return;
+        tagc_model_stats_init(&first->stats);
+        note_outcome(first, end_exchange_of(first, &first->stats));
+        first->is_over = 1;
+    }
+}
+
+/* That of an exchange which is over, or that the queue's thread runs. */
 static tagc_status take_outcome(tagc_model_unit *unit, tagc_model_stats *stats) {
-    unit->model->device->wait(unit);
+    if (unit->model->device) unit->model->device->wait(unit);
     *stats = unit->stats;
     return unit->ended == TAGC_OK ? TAGC_OK : tagc_fail(unit->ended, "%s", unit->ended_text);
 }
 
+static tagc_status end_of(tagc_model_unit *unit, tagc_model_stats *stats) {
+    if (unit->model->device || unit->is_over) return take_outcome(unit, stats);
+    end_earlier(unit);
+    return end_exchange_of(unit, stats);
+}
+
 static tagc_status end_unit(tagc_model *model, uint32_t number, tagc_model_stats *stats) {
     tagc_model_unit *unit = &model->units[number];
-    tagc_status status = model->device ? take_outcome(unit, stats) : end_exchange_of(unit, stats);
+    tagc_status status = end_of(unit, stats);
     unit->is_begun = 0;
     unit->gradients = unit->sums = NULL;
     if (status != TAGC_OK && !(unit->is_asking && status == ASKED)) tagc_unit_forget_windows(model, unit);
@@ -463,8 +487,19 @@ static tagc_status end_unit(tagc_model *model, uint32_t number, tagc_model_stats
 
 static void mark_begun(tagc_model_unit *unit) {
     unit->is_begun = 1;
+    unit->is_over = 0;
+    unit->n_before = unit->model->n_begun++;
     unit->is_blind = unit->model->is_blind;
     unit->n_exchanges++;
+}
+
+/* There are none to read or write. */
+static void forget_pieces(tagc_model_unit *unit) {
+    uint32_t number = (uint32_t)(unit - unit->model->units);
+    (void)tagc_unit_check_pieces(unit->model, number, NULL, 0, "gradients", 0);
+    (void)tagc_unit_check_pieces(unit->model, number, NULL, 0, "sums", 1);
+    unit->gradients = unit->sums = tagc_pieces_of(NULL);
+    unit->n_gradients = unit->n_sums = 0;
 }
 
 /* Its failure so far is in unit->status, and the other ranks learn of it from this exchange. */
@@ -531,13 +566,13 @@ tagc_status tagc_model_begin_there(tagc_model *model, uint32_t number, const tag
 tagc_status tagc_unit_exchange(tagc_model_unit *unit, tagc_status failure, const char *text) {
     tagc_model_stats_init(&unit->stats);
     if (failure != TAGC_OK) note(unit, tagc_fail(failure, "%s", text));
+    if (unit->status != TAGC_OK) forget_pieces(unit);
     tagc_status status = begin_unit(unit);
     if (status != TAGC_OK) note(unit, status);
     if (unit->is_there) unit->model->device->add(unit);
     status = end_exchange_of(unit, &unit->stats);
     if (status == TAGC_OK && unit->status != TAGC_OK) status = tagc_fail(unit->status, "%s", unit->text);
-    unit->ended = status; /* of all ranks: that of another word comes before the own failure */
-    snprintf(unit->ended_text, sizeof unit->ended_text, "%s", status == TAGC_OK ? "" : tagc_last_error());
+    note_outcome(unit, status); /* of all ranks: that of another word comes before the own failure */
     return status;
 }
 
@@ -549,10 +584,7 @@ tagc_status tagc_model_begin_failed(tagc_model *model, uint32_t number, tagc_sta
                          TAGC_LAST_STATUS);
     TAGC_TRY(tagc_comm_check_open(model->between));
     tagc_model_unit *unit = &model->units[number];
-    (void)tagc_unit_check_pieces(model, number, NULL, 0, "gradients", 0);
-    (void)tagc_unit_check_pieces(model, number, NULL, 0, "sums", 1);
-    unit->gradients = unit->sums = tagc_pieces_of(NULL);
-    unit->n_gradients = unit->n_sums = 0;
+    forget_pieces(unit);
     unit->status = failure;
     snprintf(unit->text, sizeof unit->text, "%s", text ? text : "");
     mark_begun(unit);
@@ -611,7 +643,7 @@ tagc_status tagc_model_test(tagc_model *model, uint32_t number, int *done) {
         *done = model->device->is_over(&model->units[number]);
         return TAGC_OK;
     }
-    for (uint32_t p = 0; p < unit->n_parts && *done; p++)
+    for (uint32_t p = 0; p < unit->n_parts && !unit->is_over && *done; p++)
         TAGC_TRY(tagc_reducer_test(unit->parts[p].reducer, done));
     return TAGC_OK;
 }

@@ -434,7 +434,7 @@ tagc_status tagc_model_step(tagc_model *model, double loss) {
     model->n_steps++;
     if (!model->schedule) return TAGC_OK;
     tagc_schedule_add_loss(model->schedule, loss);
-    TAGC_TRY(see(model));
+    TAGC_TRY(tagc_model_share(model, see(model)));
     TAGC_TRY(tagc_schedule_step(model->schedule, &has_changed, NULL));
     return has_changed ? tagc_model_take_up(model) : tagc_model_take_plans(model);
 }

@@ -123,23 +123,27 @@ static tagc_status read_comms(tagc_model *model, tagc_comm *within, tagc_comm *b
 /* ---- agreement: over the hosts of a place, then over the places of a host ---- */
 
 typedef struct verdict {
-    int32_t status;
+    int32_t status, is_cut_off; /* is_cut_off: a comm of its is broken */
     char text[TAGC_ERROR_TEXT_BYTES];
 } verdict;
 _Static_assert(sizeof(verdict) == TAGC_VERDICT_BYTES, "what a rank sends to each other");
 
-tagc_status tagc_agree_over(tagc_comm *comm, tagc_status status) {
+/* *is_cut_off: whether this rank is, then whether any is. */
+static tagc_status agree_over(tagc_comm *comm, tagc_status status, int *is_cut_off) {
     int n = tagc_comm_world_size(comm);
-    verdict mine = {.status = (int32_t)status}, *all;
-    void *memory;
+    enum { N_FEW = 16 }; /* a step allocates nothing within a host */
+    verdict mine = {.status = (int32_t)status, .is_cut_off = *is_cut_off}, few[N_FEW], *all = few;
+    void *memory = NULL;
     if (n == 1) return status;
     if (status != TAGC_OK) snprintf(mine.text, sizeof mine.text, "%s", tagc_last_error());
-    if (tagc_memory_create((size_t)n * sizeof mine, "verdicts of all ranks", &memory) != TAGC_OK) {
+    if (n > N_FEW &&
+        tagc_memory_create((size_t)n * sizeof mine, "verdicts of all ranks", &memory) != TAGC_OK) {
         tagc_comm_abort(comm, "no memory for the verdicts of all ranks");
         return TAGC_ERR_MEMORY;
     }
-    all = memory;
+    if (memory) all = memory;
     tagc_status agreed = tagc_comm_all_gather(comm, &mine, sizeof mine, all, (size_t)n * sizeof *all);
+    for (int rank = 0; agreed == TAGC_OK && rank < n; rank++) *is_cut_off |= all[rank].is_cut_off != 0;
     for (int rank = 0; agreed == TAGC_OK && rank < n; rank++) {
         if (all[rank].status == TAGC_OK) continue;
         all[rank].text[sizeof all[rank].text - 1] = 0;
@@ -152,9 +156,33 @@ tagc_status tagc_agree_over(tagc_comm *comm, tagc_status status) {
     return agreed;
 }
 
+static int is_cut_off(const tagc_model *model) {
+    return model->within && (tagc_comm_is_broken(model->between) || tagc_comm_is_broken(model->within));
+}
+
+/* Where one comm of a host is broken, its ranks cannot go on in any, and others would wait for them there. */
+static tagc_status share(const tagc_model *model, tagc_status status, int is_any_cut_off) {
+    if (status == TAGC_OK || !model->within || !(is_any_cut_off || is_cut_off(model))) return status;
+    if (!tagc_comm_is_broken(model->between)) (void)tagc_comm_give_up(model->between, status, -1);
+    if (!tagc_comm_is_broken(model->within)) (void)tagc_comm_give_up(model->within, status, -1);
+    return status;
+}
+
+tagc_status tagc_model_share(const tagc_model *model, tagc_status status) {
+    return share(model, status, 0);
+}
+
 tagc_status tagc_model_agree(const tagc_model *model, tagc_status status) {
-    status = tagc_agree_over(model->between, status);
-    return model->within ? tagc_agree_over(model->within, status) : status;
+    int is_any = is_cut_off(model);
+    status = agree_over(model->between, status, &is_any);
+    if (model->within) status = agree_over(model->within, status, &is_any);
+    return share(model, status, is_any);
+}
+
+tagc_status tagc_model_agree_within(const tagc_model *model, tagc_status status) {
+    int is_any = is_cut_off(model);
+    if (model->within) status = agree_over(model->within, status, &is_any);
+    return share(model, status, is_any);
 }
 
 /* Ranks compare a checksum, so that the message is small; the first tensor that differs is not known then, but its rank is. */

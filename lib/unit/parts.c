@@ -130,14 +130,23 @@ static void name_reducers(const tagc_model_part *part) {
     if (part->host_sum) tagc_reducer_set_name(part->host_sum, label);
 }
 
-/* A unit of the class DENSE alone has no kernels, as it has none for what is not direct. */
+/* 1: values of a class travel as they are, for which there are no kernels. It has no levels then. */
+static int is_whole(const tagc_model *model, tagc_class kind) {
+    const tagc_schedule_options *s = &model->schedule_options;
+    if (kind == TAGC_CLASS_DENSE) return 1;
+    tagc_format format = kind == TAGC_CLASS_MILD ? s->mild_format : s->format;
+    double sparsity = kind == TAGC_CLASS_MILD ? s->mild_sparsity : s->sparsity;
+    return sparsity == 0 && (format == TAGC_FORMAT_FP32 || format == TAGC_FORMAT_BF16);
+}
+
+/* A unit of such classes alone has no kernels, as it has none for what is not direct. */
 static int wants_kernels(const tagc_model_unit *unit) {
     const tagc_model *model = unit->model;
     if (!model->device || !model->device->has_kernels(model->queue) ||
         model->options.exchange != TAGC_EXCHANGE_DIRECT)
         return 0;
     for (uint32_t i = 0; i < unit->n_members; i++)
-        if (model->tensors[unit->members[i]].kind != TAGC_CLASS_DENSE) return 1;
+        if (!is_whole(model, model->tensors[unit->members[i]].kind)) return 1;
     return 0;
 }
 
@@ -295,7 +304,7 @@ tagc_status tagc_unit_make_parts(tagc_model *model, tagc_model_unit *unit, tagc_
         tagc_part_lay_out(part);
         status = plan_part(part);
         part->heir_of = find_same(former, n_former, part);
-        part->is_there = unit->is_there && !is_dense(part);
+        part->is_there = unit->is_there && !is_whole(model, kind_of(part));
     }
     if (status == TAGC_OK && unit->is_there) {
         set_aside_all(former, n_former, *parts, *n_parts);
@@ -344,7 +353,7 @@ tagc_status tagc_unit_try_parts(tagc_model_unit *unit, int level, double share, 
     for (uint32_t p = 0; p < n_parts && status == TAGC_OK; p++) {
         const tagc_member *first = &model->tensors[parts[p].members[0]];
         tagc_part_lay_out(&parts[p]);
-        parts[p].is_there = unit->is_there && !is_dense(&parts[p]);
+        parts[p].is_there = unit->is_there && !is_whole(model, kind_of(&parts[p]));
         parts[p].is_followed = first->is_followed;
         parts[p].plan = first->plan;
         if (first->is_followed) status = take_level(&parts[p], level, share);

@@ -117,6 +117,8 @@ struct tagc_model_unit {
     tagc_model_part *parts; /* (n_parts,) */
     uint32_t n_parts;
     int is_begun, is_blind; /* is_blind: the schedule does not look at this exchange */
+    int is_over;            /* on host arrays: _end has not asked yet, see `ended` */
+    uint64_t n_before;      /* exchanges that the model began before it */
     int is_asking;          /* see tagc_model_ask */
     uint64_t n_exchanges;   /* begun; rounding derives from it */
     const tagc_piece *gradients, *sums;
@@ -125,14 +127,14 @@ struct tagc_model_unit {
     float factor;       /* of sums */
     tagc_status status; /* of _begin, kept for _end */
     char text[TAGC_ERROR_TEXT_BYTES];
+    tagc_status ended; /* of an exchange that is over, for _end */
+    char ended_text[TAGC_ERROR_TEXT_BYTES];
+    tagc_model_stats stats;
     /* With a device. */
     void *there;           /* the device's */
     int is_there;          /* gradients stay there, and only bodies come; see wants_kernels in exchange.c */
     const float *samples;  /* of all parts, one after the other, where it stays there */
     const double *squares; /* (n_parts,) of gradients, where a window becomes full; NULL: not known */
-    tagc_status ended;     /* of the exchange, for _end */
-    char ended_text[TAGC_ERROR_TEXT_BYTES];
-    tagc_model_stats stats;
 };
 
 struct tagc_model {
@@ -159,8 +161,8 @@ struct tagc_model {
         spread; /* (1 + L, TAGC_SPREAD_BYTES): sums that ranks of a host send each other, of one model at a time */
     int is_blind; /* see tagc_model_set_sampling */
     char name[96];
-    uint64_t n_steps;
-    uint64_t run; /* a number of this run, the same on all ranks, in saved states */
+    uint64_t n_steps, n_begun; /* n_begun: exchanges, of all units */
+    uint64_t run;              /* a number of this run, the same on all ranks, in saved states */
 };
 
 enum { TAGC_SPREAD_BYTES = 1 << 18 }; /* of a rank's sums that others of its host get at a time */
@@ -328,8 +330,11 @@ tagc_status tagc_model_check_idle(const tagc_model *model, const char *what);
 tagc_status tagc_model_agree(const tagc_model *model, tagc_status status);
 /* TAGC_ERR_MISMATCH on all ranks unless all pass the same checksum; what: a sentence's end, see model.c. Collective. */
 tagc_status tagc_model_compare(tagc_model *model, uint64_t sum, const char *what);
-tagc_status tagc_agree_over(tagc_comm *comm, tagc_status status); /* over one */
+/* The same over the ranks of a host alone. */
+tagc_status tagc_model_agree_within(const tagc_model *model, tagc_status status);
+/* After a call over one of the two comms: if that broke, those who wait in the other learn of it now. Returns the status. */
+tagc_status tagc_model_share(const tagc_model *model, tagc_status status);
 /* What it sends to each other rank. */
-#define TAGC_VERDICT_BYTES (sizeof(int32_t) + TAGC_ERROR_TEXT_BYTES)
+#define TAGC_VERDICT_BYTES (2 * sizeof(int32_t) + TAGC_ERROR_TEXT_BYTES)
 
 #endif

@@ -5,6 +5,7 @@
 #include "core/status.h"
 #include "exchange/options.h"
 #include "exchange/volume.h"
+#include "plan/bytes.h"
 #include "plan/plan.h"
 #include "tagc/policy.h"
 #include "transport/work.h"
@@ -46,11 +47,10 @@ static int n_owners(const tagc_mesh_question *q, const tagc_mesh_group *g) {
 
 /* ---- tagc's exchanges ---- */
 
-/* The options of the reducer of a class; 0: the unit has no values of that class. */
-static int reducer_of(const tagc_mesh_question *q, const tagc_mesh_values *unit, int class_,
-                      const tagc_mesh_group *g, tagc_reducer_options *r) {
+/* Returns how many values a unit has of a class, and writes the options of their reducer. */
+static double reducer_of(const tagc_mesh_question *q, const tagc_mesh_values *unit, int class_,
+                         const tagc_mesh_group *g, tagc_reducer_options *r) {
     const double n_values[TAGC_N_CLASSES] = {unit->compressed, unit->mild, unit->dense};
-    if (!(n_values[class_] > 0)) return 0;
     tagc_reducer_options_init(r);
     r->n_elems = tagc_padded_elems((uint64_t)ceil(n_values[class_] / g->per_host), g->n_hosts);
     tagc_reducer_options_send_whole(r, TAGC_FORMAT_BF16); /* as the gradients are */
@@ -62,7 +62,7 @@ static int reducer_of(const tagc_mesh_question *q, const tagc_mesh_values *unit,
         r->sparsity = is_mild ? fmin(schedule.mild_sparsity, q->sparsity) : q->sparsity;
     }
     if (q->placement == TAGC_PLACE_NONE || q->placement == TAGC_PLACE_HYBRID) r->output = TAGC_OUTPUT_UNIT;
-    return 1;
+    return n_values[class_];
 }
 
 static tagc_status exchanged_bytes(const tagc_mesh_question *q, const tagc_mesh_values *unit,
@@ -70,26 +70,11 @@ static tagc_status exchanged_bytes(const tagc_mesh_question *q, const tagc_mesh_
     tagc_reducer_options options;
     *n_bytes = 0;
     for (int class_ = 0; class_ < TAGC_N_CLASSES; class_++) {
-        if (!reducer_of(q, unit, class_, g, &options)) continue;
-        double sent = 1 - options.sparsity;
-        tagc_volume volume;
-        tagc_volume_data data = {.sent_density = sent, .union_density = 1 - pow(1 - sent, g->n_hosts)};
-        TAGC_TRY(tagc_reducer_volume(&options, g->n_hosts, 0, &data, &volume));
-        for (int leg = 0; leg < TAGC_N_LEGS; leg++) *n_bytes += volume.n_bytes[leg];
+        double n_values = reducer_of(q, unit, class_, g, &options), of_class;
+        if (!(n_values > 0)) continue;
+        TAGC_TRY(tagc_plan_reduced_bytes(&options, n_values, g->n_hosts, g->per_host, &of_class));
+        *n_bytes += of_class;
     }
-    return TAGC_OK;
-}
-
-static tagc_status gathered_bytes(const tagc_mesh_question *q, double n_values, const tagc_mesh_group *g,
-                                  double *n_bytes) {
-    tagc_gatherer_options options;
-    tagc_volume volume;
-    tagc_gatherer_options_init(&options);
-    options.n_elems = tagc_padded_elems((uint64_t)ceil(n_values / g->per_host), g->n_hosts);
-    tagc_gatherer_options_choose(&options, q->gather);
-    TAGC_TRY(tagc_gatherer_volume(&options, g->n_hosts, &volume));
-    *n_bytes = 0;
-    for (int leg = 0; leg < TAGC_N_LEGS; leg++) *n_bytes += volume.n_bytes[leg];
     return TAGC_OK;
 }
 
@@ -115,7 +100,7 @@ tagc_status tagc_mesh_flows(const tagc_mesh_question *q, const tagc_mesh_stage *
         parameters->within = n_gathers * inside;
     } else if (gathers_by_tagc(q, &g)) {
         parameters->within = n_gathers * inside;
-        TAGC_TRY(gathered_bytes(q, n, &g, &parameters->between));
+        TAGC_TRY(tagc_plan_gathered_bytes(q->gather, n, g.n_hosts, g.per_host, &parameters->between));
         if (!is_delta(q)) parameters->between *= n_gathers; /* values change once in a step */
     } else {
         parameters->ring = n_gathers * around;
@@ -160,7 +145,7 @@ static tagc_status add_unit(const tagc_mesh_question *q, const tagc_mesh_stage *
     packing packed = {0};
     tagc_reducer_options options;
     for (int class_ = 0; class_ < TAGC_N_CLASSES; class_++)
-        if (reducer_of(q, &stage->units[unit], class_, g, &options))
+        if (reducer_of(q, &stage->units[unit], class_, g, &options) > 0)
             TAGC_TRY(add_reducer(&options, g, stage->n[unit], to, &work, &packed));
     if (work > to->most) to->most = work;
     to->total += work * (uint64_t)stage->n[unit];

@@ -186,7 +186,7 @@ static tagc_status plan_flat(const tagc_deployment *d, int flat, tagc_flat_plan 
     if (from->has_gatherer) TAGC_TRY(plan_gather(d, &from->gatherer, &to->gather));
     TAGC_TRY(plan_reduction(d, from, &to->reduction));
     int is_first = flat == 0 || d->layout->flats[flat - 1].unit != from->unit;
-    if (from->reducer.output == TAGC_OUTPUT_UNIT && is_first) /* once per unit the ranks of a host agree */
+    if (is_first) /* once per unit the ranks of a host agree */
         tagc_volume_add_within(&to->reduction.volume, TAGC_LEG_CONTROL,
                                (from->reducer.ranks_per_host - 1) * (double)TAGC_VERDICT_BYTES);
     return TAGC_OK;

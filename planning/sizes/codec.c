@@ -1,10 +1,12 @@
-/* Two ranks exchange a few times; waiting for each other does not count. */
+/* Two ranks exchange a few times, or gather; waiting for each other does not count in an exchange. */
 #include "sizes/codec.h"
 
+#include "core/clock.h"
 #include "core/measure.h"
 #include "core/memory.h"
 #include "core/status.h"
 #include "core/thread.h"
+#include "exchange/options.h"
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,8 +15,11 @@ enum { N_ELEMS = 1 << 20, N_RUNS = 5, MOST_THREADS = 8 };
 
 typedef struct side {
     tagc_local_group *group;
-    int rank, format, n_threads;
-    double sparsity, seconds[N_RUNS + 1]; /* of each step; the first has an empty residual */
+    int rank, n_threads;
+    int gather; /* tagc_gather_kind; -1: an exchange of gradients, with these: */
+    int format;
+    double sparsity;
+    double seconds[N_RUNS + 1]; /* of each step; the first has an empty residual */
     tagc_status status;
     char why[TAGC_ERROR_TEXT_BYTES]; /* the text of a failure belongs to its thread */
 } side;
@@ -42,16 +47,38 @@ static tagc_status exchange(side *s, tagc_comm *comm, const float *gradient, flo
     return status;
 }
 
+static tagc_status gather(side *s, tagc_comm *comm, float *shard, void *full) {
+    tagc_gatherer_options options;
+    tagc_gatherer *gatherer = NULL;
+    int is_in_bf16 = s->gather != TAGC_GATHER_FP32 && s->gather != TAGC_GATHER_INT8;
+    tagc_gatherer_options_init(&options);
+    tagc_gatherer_options_choose(&options, s->gather);
+    options.n_elems = N_ELEMS;
+    options.n_threads = (uint64_t)s->n_threads;
+    options.full_format = is_in_bf16 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
+    TAGC_TRY(tagc_gatherer_create(comm, &options, &gatherer));
+    tagc_status status = TAGC_OK;
+    for (int run = 0; status == TAGC_OK && run <= N_RUNS; run++) {
+        double begin_s = tagc_clock_s();
+        status = tagc_gatherer_begin(gatherer, shard, N_ELEMS / 2, full, N_ELEMS);
+        if (status == TAGC_OK) status = tagc_gatherer_end(gatherer);
+        s->seconds[run] = tagc_clock_s() - begin_s;
+        for (size_t i = 0; i < N_ELEMS / 2; i++) shard[i] *= 1.001f; /* as a step of training would */
+    }
+    tagc_gatherer_destroy(gatherer);
+    return status;
+}
+
 static tagc_status take_part(side *s) {
     tagc_comm *comm = NULL;
     void *gradient = NULL, *output = NULL;
     uint64_t seed = (uint64_t)s->rank + 1;
     tagc_status status = tagc_comm_create_local(s->group, s->rank, NULL, &comm);
     if (status == TAGC_OK) status = tagc_memory_create(N_ELEMS * sizeof(float), "a gradient", &gradient);
-    if (status == TAGC_OK) status = tagc_memory_create(N_ELEMS / 2 * sizeof(float), "sums", &output);
+    if (status == TAGC_OK) status = tagc_memory_create(N_ELEMS * sizeof(float), "sums", &output);
     if (status == TAGC_OK) {
         tagc_fill_gradient(gradient, N_ELEMS, &seed);
-        status = exchange(s, comm, gradient, output);
+        status = s->gather < 0 ? exchange(s, comm, gradient, output) : gather(s, comm, gradient, output);
     }
     tagc_comm_destroy(comm);
     tagc_memory_destroy(gradient);
@@ -78,13 +105,14 @@ int tagc_plan_threads(int n_cores, int n_ranks) {
     return n < 1 ? 1 : n > MOST_THREADS ? MOST_THREADS : n;
 }
 
-tagc_status tagc_plan_codec(int format, double sparsity, int n_threads, double *ns) {
+/* what: of both sides, but for group and rank. */
+static tagc_status measure(const side *what, double *ns) {
     tagc_local_group *group = NULL;
     pthread_t thread;
+    side sides[2] = {*what, *what};
     TAGC_TRY(tagc_local_group_create(2, &group));
-    side sides[2] = {
-        {.group = group, .format = format, .n_threads = n_threads, .sparsity = sparsity},
-        {.group = group, .rank = 1, .format = format, .n_threads = n_threads, .sparsity = sparsity}};
+    sides[0].group = sides[1].group = group;
+    sides[1].rank = 1;
     tagc_status status =
         tagc_thread_start(&thread, "a thread to measure the codec with", run_side, &sides[1]);
     if (status == TAGC_OK) {
@@ -101,4 +129,17 @@ tagc_status tagc_plan_codec(int format, double sparsity, int n_threads, double *
         if (median > *ns) *ns = median;
     }
     return TAGC_OK;
+}
+
+tagc_status tagc_plan_codec(int format, double sparsity, int n_threads, double *ns) {
+    const side what = {.gather = -1, .format = format, .sparsity = sparsity, .n_threads = n_threads};
+    return measure(&what, ns);
+}
+
+tagc_status tagc_plan_gather_codec(int gather, int n_threads, double *ns) {
+    const side what = {.gather = gather, .n_threads = n_threads};
+    if (gather < 0 || gather >= TAGC_N_GATHER_KINDS)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "gather is %d, allowed: 0 to %d", gather,
+                         TAGC_N_GATHER_KINDS - 1);
+    return measure(&what, ns);
 }

@@ -7,6 +7,9 @@
 /* Nanoseconds per element of selecting, encoding and decoding on n_threads, of the slower rank. Takes a tenth of a second. */
 TAGC_API tagc_status tagc_plan_codec(int format, double sparsity, int n_threads, double *ns);
 
+/* And per element of a gather of parameters, of which a rank has half: encoding what it has, and decoding all. gather: tagc_gather_kind. */
+TAGC_API tagc_status tagc_plan_gather_codec(int gather, int n_threads, double *ns);
+
 /* Threads that compress() takes on a host of n_cores with n_ranks, unless it is told: half of a rank's share, at most 8. n_cores: 0: of this
  * machine. */
 TAGC_API int tagc_plan_threads(int n_cores, int n_ranks);

@@ -95,6 +95,34 @@ static void test_once(void **state) {
     }
 }
 
+/* Nothing is rounded at random: whole values, and a residual that holds all that was not sent. */
+static void test_exact(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        int format, residual;
+        double sparsity;
+        double most; /* of each value, relative, in one step: to the nearest, so that it is the same in all */
+    } cases[] = {
+        {"fp32 once", TAGC_FORMAT_FP32, -1, 0, 0},
+        {"bf16 once", TAGC_FORMAT_BF16, -1, 0, 0x1p-8},
+        {"int2, residual fp32", TAGC_FORMAT_INT2, TAGC_FORMAT_FP32, 0.95, 0},
+        {"int4, residual fp32", TAGC_FORMAT_INT4, TAGC_FORMAT_FP32, 0.95, 0},
+        {"int8, residual fp32", TAGC_FORMAT_INT8, TAGC_FORMAT_FP32, 0, 0},
+        {"bf16, residual fp32", TAGC_FORMAT_BF16, TAGC_FORMAT_FP32, 0.95, 0},
+    };
+    static double sums[N];
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        sum_steps(cases[c].format, cases[c].sparsity, cases[c].residual, sums);
+        for (int i = 0; i < N; i++) {
+            double exact = (double)values[i] * N_STEPS;
+            if (fabs(sums[i] - exact) > (cases[c].most + 1e-4) * fabs(exact)) /* sums of fp32 are rounded */
+                fail_msg("%s, value %g: %.6g of the sum arrives", cases[c].name, (double)values[i],
+                         sums[i] / exact);
+        }
+    }
+}
+
 /* A residual of g takes up the part g / step of a step by chance, at each step: a variance of at most g * step, and up to step^2 / 4
  * where all of it is sent, which for small values is rare. No residual here exceeds eight times the largest value. */
 static void test_stored(void **state) {
@@ -109,6 +137,10 @@ static void test_stored(void **state) {
         {"int4, residual int4", TAGC_FORMAT_INT4, TAGC_FORMAT_INT4, 0},
         {"95 % zero, residual int8", TAGC_FORMAT_INT4, TAGC_FORMAT_INT8, 0.95},
         {"95 % zero, residual int4", TAGC_FORMAT_INT4, TAGC_FORMAT_INT4, 0.95},
+        {"int2, residual int8", TAGC_FORMAT_INT2, TAGC_FORMAT_INT8, 0.95},
+        {"int2, residual int4", TAGC_FORMAT_INT2, TAGC_FORMAT_INT4, 0.95},
+        {"bf16, residual int8", TAGC_FORMAT_BF16, TAGC_FORMAT_INT8, 0.95},
+        {"fp32, residual int8", TAGC_FORMAT_FP32, TAGC_FORMAT_INT8, 0.95},
     };
     static double sums[N], variances[N];
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
@@ -148,6 +180,7 @@ static void test_gathered(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_once),
+        cmocka_unit_test(test_exact),
         cmocka_unit_test(test_stored),
         cmocka_unit_test(test_gathered),
     };

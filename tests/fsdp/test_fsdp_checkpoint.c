@@ -561,9 +561,11 @@ static void damaged_files_are_refused(void **state) {
 
 static atomic_int n_reads_left; /* until the one that fails; negative: none does */
 
-/* In place of the C library's, in all of this program. */
+/* In place of the C library's, in all of this program, whose ranks read at the same time. */
 ssize_t pread(int fd, void *to, size_t n_bytes, off_t offset) {
-    if (atomic_load(&n_reads_left) > 0 && atomic_fetch_sub(&n_reads_left, 1) == 1) {
+    int n = atomic_load(&n_reads_left);
+    while (n > 0 && !atomic_compare_exchange_weak(&n_reads_left, &n, n - 1)) continue;
+    if (n == 1) {
         errno = EIO;
         return -1;
     }

@@ -44,8 +44,10 @@ ELSEWHERE = {"tagc_commit.h": "made by CMake", "harness.h": "tests/gpu/cuda, in 
 
 # A name with a star is a folder with all that it holds; others are one file.
 PYTHON_ORDER = [
-    ["tagc._library"],
+    ["tagc._declared"],
+    ["tagc._declared_plan", "tagc._library"],
     ["tagc.__init__"],
+    ["tagc._planner"],
     ["tagc._annexes"],
     ["tagc.torch.exchange.*"],
     ["tagc.torch.schedule.*"],
@@ -369,7 +371,7 @@ def planted(root):
     # a product above, modules above and beside, a header of the command
     yield {"lib/core/status.c": '#include "fsdp/fsdp.h"'}, "lib/core includes engine/fsdp/fsdp.h"
     yield {"lib/core/pool.h": '#include "exchange/step.h"'}, "lib/core includes lib/exchange/step.h"
-    yield {"lib/codec/bf16.c": '#include "transport/comm.h"'}, "lib/codec includes lib/transport/comm.h"
+    yield {"lib/codec/values.c": '#include "transport/comm.h"'}, "lib/codec includes lib/transport/comm.h"
     yield {"engine/train/run.c": '#include "options/options.h"'}, "engine/train includes command/options"
     # fences, by their own headers and by the public ones
     yield {"lib/exchange/step.c": '#include "gpu/kernels.h"'}, "lib/exchange includes lib/gpu/kernels.h"

@@ -2,8 +2,8 @@
 #define RANDOM_SEED 2
 #include "../bits.h"
 #include "../codec/random.h"
+#include "codec/elements.h"
 #include "codec/select.h"
-#include "codec/sum.h"
 #include "paper/pack.h"
 
 #include <setjmp.h>

@@ -143,10 +143,12 @@ class Installed:
                 device.synchronize()
                 device.memory.clear()
 
-        def start_and_count(self, task, source, target, waits):
+        def start_and_count(self, begin, source, target, waits):
             device.tasks.append(weakref.ref(source))
             device.memory += [tensor.untyped_storage() for tensor in (source, target)]
-            start(self, task, source, target, waits)
+            start(self, begin, source, target, waits)
+            if waits and not device.lazy:
+                device.synchronize()
 
         def move_late(self, transfer):  # the first message of an exchange is its agreement
             if begins is not None:

@@ -2,7 +2,7 @@
 
 import math
 
-from tagc.commands import planner
+from tagc import _planner as planner
 
 GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE = range(4)
 NONE, ZERO1, ZERO2, ZERO3, HYBRID = range(5)

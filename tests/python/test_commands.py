@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tagc import _library as lib
-from tagc.commands import info, main, planner
+from tagc import _planner as planner
+from tagc.commands import info, main
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

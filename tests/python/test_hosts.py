@@ -44,7 +44,7 @@ def of_rank(host, cores, granted=None):
 def test_a_rank_takes_half_of_its_share_of_the_cores(tmp_path):
     """As the planner computes it, too. Bound ranks have cores of their own, and a container fewer than it
     shows."""
-    from tagc.commands import planner
+    from tagc import _planner as planner
     from tagc.torch.exchange import cores
 
     for n_cores, n_ranks in ((16, 1), (16, 8), (2, 2), (64, 1), (96, 8), (1, 1), (7, 1), (4, 8)):

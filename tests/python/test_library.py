@@ -13,7 +13,7 @@ import sys
 import pytest
 
 import tagc
-from tagc import _library
+from tagc import _declared, _declared_plan, _library
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -37,17 +37,35 @@ def test_version_is_that_of_the_package():
 
 HEADERS = sorted((ROOT / "include/tagc").glob("*.h"))
 RENAMED = {"Run": {"start": "from", "target": "to"}}  # fields that Python cannot call so
-STRUCTS = [
-    kind
-    for kind in vars(_library).values()
-    if isinstance(kind, type) and issubclass(kind, ctypes.Structure) and kind is not ctypes.Structure
-]
+
+
+def structs_of(module):
+    return [
+        kind
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, ctypes.Structure) and kind is not ctypes.Structure
+    ]
+
+
+def test_declarations_are_written_from_the_headers(tmp_path):
+    """A change of a header that Python does not know yet fails here, and so does one of what was written."""
+    declare = [sys.executable, str(ROOT / "scripts/declare.py"), "--check"]
+    assert subprocess.run(declare, capture_output=True, text=True, timeout=60).stderr == ""
+    for folder in ("include", "lib/exchange", "planning", "command/cluster", "scripts", "python/tagc"):
+        shutil.copytree(
+            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("lib", "torch", "__*")
+        )
+    copied = [sys.executable, str(tmp_path / "scripts/declare.py"), "--check"]
+    header = tmp_path / "include/tagc/model.h"
+    header.write_text(header.read_text().replace("uint32_t unit;", "uint32_t unit, more;"))
+    said = subprocess.run(copied, capture_output=True, text=True, timeout=60)
+    assert said.returncode == 1 and "not what the headers say: python/tagc/_declared.py;" in said.stderr
 
 
 def test_structs_are_those_of_the_headers(tmp_path):
     """Names, places and sizes of all fields, as a compiler has them."""
     lines, expected = [], []
-    for struct in STRUCTS:
+    for struct in {*structs_of(_declared), *structs_of(_declared_plan)}:
         name = "tagc_" + re.sub(r"(?<!^)([A-Z])", r"_\1", struct.__name__).lower()
         lines.append(f'printf("%zu\\n", sizeof({name}));')
         expected.append((name, ctypes.sizeof(struct)))
@@ -59,7 +77,8 @@ def test_structs_are_those_of_the_headers(tmp_path):
             expected += [(f"{name}.{field}", at.offset), (f"{name}.{field}", at.size)]
     source = tmp_path / "fields.c"
     source.write_text(
-        "#include <stdio.h>\n"
+        "#include <stdio.h>\n#include <cluster/ask.h>\n#include <exchange/device_memory.h>\n"
+        + "".join(f"#include <{name}.h>\n" for name in ("mesh/mesh", "sizes/memory", "sizes/units"))
         + "".join(f"#include <tagc/{header.name}>\n" for header in HEADERS if header.name != "mpi.h")
         + "int main(void) {\n"
         + "\n".join(lines)
@@ -69,7 +88,13 @@ def test_structs_are_those_of_the_headers(tmp_path):
     if not shutil.which(compiler):
         pytest.skip(f"no C compiler: {compiler}")
     subprocess.run(
-        [compiler, f"-I{ROOT / 'include'}", str(source), "-o", str(tmp_path / "fields")],
+        [
+            compiler,
+            *(f"-I{ROOT / folder}" for folder in ("include", "lib", "planning", "command")),
+            str(source),
+            "-o",
+            str(tmp_path / "fields"),
+        ],
         check=True,
         timeout=60,
     )
@@ -168,7 +193,11 @@ def test_functions_are_those_of_the_headers():
         ):
             given = [] if arguments.strip() == "void" else arguments.split(",")
             declared[name] = ([kind_of(" ".join(each.split())) for each in given], kind_of(result))
-    for name, (arguments, result) in _library._FUNCTIONS.items():
+    functions = {name: one for of in _declared.FUNCTIONS.values() for name, one in of.items()}
+    assert functions.keys() == {
+        name for name in declared if not name.startswith(("tagc_paper_", "tagc_comm_create_mpi", "tagc_mpi_"))
+    }
+    for name, (arguments, result) in functions.items():
         ours = [kind_of_ctypes(each) for each in arguments], kind_of_ctypes(result)
         assert declared[name] == ours, name
 

@@ -300,7 +300,7 @@ def counted(rank, world_size):
     """handle.memory() is what was allocated: residuals as large as they are saved, and all of it within 3 %
     of what the planner forecasts for these exchanges."""
     import tagc.torch as tagc
-    from tagc.commands import planner
+    from tagc import _planner as planner
 
     for kind in ("fsdp2", "ddp"):
         model = wrapped(kind)
@@ -381,7 +381,7 @@ def allocated(rank, world_size):
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     import tagc.torch as tagc
-    from tagc.commands import planner
+    from tagc import _planner as planner
 
     before = in_use()
     megabyte = torch.zeros(1 << 18)

@@ -1,6 +1,8 @@
 """Models on meshes of several dimensions: tensor parallel, expert parallel, replicated over hosts. What
 several ranks hold stays equal on them bit by bit, and all ranks decide alike, whatever each of them sees."""
 
+import copy
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -187,6 +189,54 @@ def losses_count_once(rank, world_size):
         finally:
             lib.call = call
     assert seen == [40.0], seen  # 20 steps of two data-parallel ranks
+
+
+def resume_is_exact(rank, world_size, folder):
+    """Saved while a window of the schedule is taken and not pooled: that of a matrix which was frozen for the
+    first steps. The resumed run pools it, decides by it and ends with the same bits."""
+    import tagc.torch as tagc
+
+    mesh = mesh_of("dp", "tp")
+    gradients_at = tensor_parallel_gradients(mesh)
+
+    def make():
+        model = tensor_parallel(mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01, foreach=False)
+        return model, optimizer, tagc.compress(model, optimizer, verbose=False)
+
+    def steps(first, last):
+        for step in range(first, last):
+            model.of["other"].weight.requires_grad_(step >= 5)
+            train(model, optimizer, lambda _: gradients_at(step), 1)
+
+    def state():
+        schedule = handle.state.schedule
+        residuals = {name: values.clone() for name, values in residuals_of(handle).items()}
+        own = {name: local(p).clone() for name, p in model.named_parameters()}
+        return own, residuals, str(schedule.state()), schedule.levels(), handle.stats()["bytes_sent"]
+
+    model, optimizer, handle = make()
+    steps(0, 27)
+    handle.save(folder)
+    assert handle.state.schedule.state()["pending"].keys() == {"of.other.weight"}
+    weights = {name: p.detach().clone() for name, p in model.state_dict().items()}
+    moments = copy.deepcopy(optimizer.state_dict())
+    steps(27, 47)
+    whole = state()
+    handle.close()
+    model, optimizer, handle = make()
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(moments)
+    handle.load(folder)
+    steps(27, 47)
+    resumed = state()
+    handle.close()
+    assert any(values.any() for values in whole[1].values())
+    for one, other in zip(whole[:2], resumed[:2], strict=True):
+        assert one.keys() == other.keys()
+        for name, values in one.items():
+            assert torch.equal(values, other[name]), name
+    assert whole[2:] == resumed[2:], (whole[2:], resumed[2:])
 
 
 # ---- replicas that torch adds up, or tagc by `between` ----
@@ -522,6 +572,11 @@ def test_tensor_parallel():
     ranks.run_each(
         [replicas_stay_equal, classes_are_of_whole_matrices, tensor_parallel_oracle, losses_count_once], 4
     )
+
+
+@pytest.mark.slow
+def test_tensor_parallel_resumes(tmp_path):
+    ranks.run(resume_is_exact, 4, str(tmp_path))
 
 
 @pytest.mark.slow

@@ -24,7 +24,8 @@ from on_mesh import (
 )
 
 from tagc import _library as lib
-from tagc.commands import main, planner
+from tagc import _planner as planner
+from tagc.commands import main
 
 
 def planned(*words):

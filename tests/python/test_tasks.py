@@ -70,7 +70,7 @@ class Rank:
         torch.manual_seed(step)
         self.source.copy_(torch.randn(N_ELEMS))  # the same on both ranks, whose mean it then is
         self.task.begin(self.words, "elements 2048", step, self.end)
-        self.staging.start(self.task, self.source, self.target, True)
+        self.staging.start_task(self.task, self.source, self.target, True)
 
     def end(self):
         self.task.check()

@@ -1,4 +1,6 @@
 /* What one rank does wrong is the same failure on all ranks, nobody waits, and the next exchange is right. */
+#include "exchange/wire.h"
+#include "transport/comm_private.h"
 #include "world.h"
 
 static uint64_t matrix[] = {33, 7};
@@ -366,12 +368,192 @@ static void lists_that_are_no_flats(void **state) {
     run_world(2, 2, flats_body, NULL);
 }
 
+/* ---- two levels: what one place alone hears ---- */
+
+typedef enum damage_what {
+    DAMAGE_BODY,      /* of fragments: they are refused, and the step fails */
+    DAMAGE_AGREEMENT, /* the ranks of the place cannot go on */
+    DAMAGE_LENGTH     /* of the schedule's sums, likewise */
+} damage_what;
+
+/* The comm between hosts of the last rank. What it sends is damaged once. */
+typedef struct liar {
+    const tagc_transport_ops *below;
+    void *context;
+    atomic_int what, n_damaged; /* what: -1: nothing */
+    tagc_part part;             /* until the transfer is over */
+    unsigned char bytes[1 << 16];
+} liar;
+
+static int lies_about(const liar *l, const tagc_transfer *t, const unsigned char *bytes, uint64_t n) {
+    int what = atomic_load(&l->what), has_header = n >= 64 && memcmp(bytes, "TAGC", 4) == 0;
+    if (what == DAMAGE_LENGTH) return t->lane == TAGC_LANE_CONTROL;
+    return has_header && bytes[5] == (what == DAMAGE_BODY ? TAGC_WIRE_FRAGMENT : TAGC_WIRE_AGREE);
+}
+
+static tagc_status liar_start(void *context, const tagc_transfer *t, void **request) {
+    liar *l = context;
+    tagc_transfer changed = *t;
+    if (t->n_sends == 1 && t->sends[0].n_bytes < sizeof l->bytes - 1 && atomic_load(&l->what) >= 0) {
+        uint64_t n = t->sends[0].n_bytes;
+        memcpy(l->bytes, (const char *)t->send + t->sends[0].offset, n);
+        if (lies_about(l, t, l->bytes, n)) {
+            l->part = (tagc_part){t->sends[0].peer, n + (atomic_load(&l->what) == DAMAGE_LENGTH), 0};
+            l->bytes[n - 1] ^= 1;
+            changed.sends = &l->part;
+            changed.send = l->bytes;
+            atomic_fetch_add(&l->n_damaged, 1);
+            atomic_store(&l->what, -1);
+        }
+    }
+    return l->below->start(l->context, &changed, request);
+}
+
+static tagc_status liar_test(void *context, void *request, tagc_progress *progress) {
+    const liar *l = context;
+    return l->below->test(l->context, request, progress);
+}
+
+static void liar_cancel(void *context, const tagc_failure *failure) {
+    const liar *l = context;
+    l->below->cancel(l->context, failure);
+}
+
+static void liar_abort(void *context, const tagc_failure *failure) {
+    const liar *l = context;
+    l->below->abort(l->context, failure);
+}
+
+static void liar_destroy(void *context) {
+    const liar *l = context;
+    l->below->destroy(l->context);
+}
+
+static const tagc_transport_ops liar_ops = {.abi = TAGC_TRANSPORT_ABI,
+                                            .capabilities = TAGC_TRANSPORT_LANES,
+                                            .name = "liar",
+                                            .start = liar_start,
+                                            .test = liar_test,
+                                            .cancel = liar_cancel,
+                                            .abort = liar_abort,
+                                            .destroy = liar_destroy};
+
+static liar told_lies;
+
+static void set_lie(const member *m, int what) {
+    if (m->rank == m->w->n_hosts * m->w->n_places - 1) atomic_store(&told_lies.what, what);
+}
+
+static void become_liar(member *m) {
+    if (m->rank != m->w->n_hosts * m->w->n_places - 1) return;
+    pthread_mutex_lock(&m->between->lock);
+    told_lies.below = m->between->ops;
+    told_lies.context = m->between->context;
+    atomic_store(&told_lies.what, -1);
+    atomic_store(&told_lies.n_damaged, 0);
+    m->between->ops = &liar_ops;
+    m->between->context = &told_lies;
+    pthread_mutex_unlock(&m->between->lock);
+}
+
+typedef struct lie {
+    int what, output;
+    pthread_barrier_t all_told;
+} lie;
+
+/* What is damaged may be the last word, and the host that sent it go on as far as the next one. The other host calls no more. */
+static void hear_lie(member *m, tagc_model *model, own_arrays *a, const lie *about) {
+    set_lie(m, about->what);
+    fill_own(m, model, a);
+    tagc_status status = about->what == DAMAGE_LENGTH ? tagc_model_step(model, 1) : run_unit(model, 0, a);
+    if (about->what != DAMAGE_BODY && status == TAGC_OK) status = run_unit(model, 0, a);
+    EXPECT(m, status == (about->what == DAMAGE_LENGTH ? TAGC_ERR_MISMATCH : TAGC_ERR_CORRUPT));
+}
+
+static void lie_body(member *m) {
+    lie *about = m->w->shared;
+    own_arrays *a = calloc(1, sizeof *a);
+    tagc_model *model = NULL;
+    tagc_model_options o;
+    tagc_model_options_init(&o);
+    o.output = about->output;
+    become_liar(m);
+    EXPECT(m, tagc_model_create(m->within, m->between, tensors, N_ALL, &o, &model) == TAGC_OK);
+    for (int step = 0; step < 20 && !m->failure[0]; step++) { /* the last one decides */
+        if (step == 19 && about->what != DAMAGE_LENGTH) hear_lie(m, model, a, about);
+        if (step == 19 && about->what != DAMAGE_BODY) break;
+        check_right(m, model, a);
+        EXPECT(m, tagc_model_step(model, 1) == TAGC_OK);
+    }
+    if (about->what == DAMAGE_LENGTH && !m->failure[0]) {
+        check_right(m, model, a);
+        hear_lie(m, model, a, about);
+    }
+    for (int step = 0; step < 30 && about->what == DAMAGE_BODY && !m->failure[0]; step++) {
+        check_right(m, model, a); /* nothing is broken, and all go on alike */
+        EXPECT(m, tagc_model_step(model, 1) == TAGC_OK);
+    }
+    pthread_barrier_wait(&about->all_told); /* comms stay, so that nobody learns of it by their end */
+    tagc_model_destroy(model);
+    free(a);
+}
+
+static void a_lie_to_one_place(void **state) {
+    (void)state;
+    static const int outputs[] = {TAGC_OUTPUT_SHARD, TAGC_OUTPUT_HOST_SHARD, TAGC_OUTPUT_UNIT};
+    for (int what = DAMAGE_BODY; what <= DAMAGE_LENGTH; what++)
+        for (size_t i = 0; i < sizeof outputs / sizeof *outputs; i++) {
+            lie about = {.what = what, .output = outputs[i]};
+            pthread_barrier_init(&about.all_told, NULL, 4);
+            run_world(2, 2, lie_body, &about);
+            pthread_barrier_destroy(&about.all_told);
+            assert_int_equal(told_lies.n_damaged, 1);
+        }
+}
+
+/* One rank fails to begin the second of three units, and another ends them the other way round. */
+static void order_of_ends_body(member *m) {
+    static const tagc_tensor three[] = {{"x", matrix, 2, 0, TAGC_CLASS_COMPRESSED},
+                                        {"y", matrix, 2, 1, TAGC_CLASS_COMPRESSED},
+                                        {"z", matrix, 2, 2, TAGC_CLASS_COMPRESSED}};
+    own_arrays *a = calloc(1, sizeof *a);
+    tagc_model *model = NULL;
+    tagc_model_options o;
+    tagc_model_options_init(&o);
+    o.output = *(int *)m->w->shared;
+    EXPECT(m, tagc_model_create(m->within, m->between, three, 3, &o, &model) == TAGC_OK);
+    for (int step = 0; model && step < 3; step++) {
+        int is_wrong = step == 1;
+        tagc_status begun[3];
+        fill_own(m, model, a);
+        if (is_wrong && m->rank == 3) a->in[1].values = NULL;
+        for (uint32_t u = 0; u < 3; u++) begun[u] = tagc_model_begin(model, u, &a->in[u], 1, &a->out[u], 1);
+        for (uint32_t k = 0; k < 3; k++) {
+            uint32_t u = m->rank == 2 ? 2 - k : k;
+            tagc_status status = begun[u] == TAGC_OK ? tagc_model_end(model, u, NULL) : begun[u];
+            EXPECT(m, status == (is_wrong && u == 1 ? TAGC_ERR_ARGUMENT : TAGC_OK));
+            for (uint64_t i = 0; status == TAGC_OK && i < a->out[u].n_elems; i++)
+                EXPECT(m, fabsf(a->sums[u][i] - (1.5f + (float)(a->out[u].first + i))) < 3.0f);
+        }
+        EXPECT(m, tagc_model_step(model, 1) == TAGC_OK);
+    }
+    tagc_model_destroy(model);
+    free(a);
+}
+
+static void units_that_end_in_another_order(void **state) {
+    (void)state;
+    int outputs[] = {TAGC_OUTPUT_SHARD, TAGC_OUTPUT_UNIT};
+    for (int i = 0; i < 2; i++) run_world(2, 2, order_of_ends_body, &outputs[i]);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_argument_of_one_rank), cmocka_unit_test(what_is_not_finite),
-        cmocka_unit_test(units_in_another_order),  cmocka_unit_test(residuals_follow_a_scale),
-        cmocka_unit_test(calls_in_a_wrong_order),  cmocka_unit_test(ranks_that_differ),
-        cmocka_unit_test(lists_that_are_no_flats),
+        cmocka_unit_test(an_argument_of_one_rank),         cmocka_unit_test(what_is_not_finite),
+        cmocka_unit_test(units_in_another_order),          cmocka_unit_test(residuals_follow_a_scale),
+        cmocka_unit_test(calls_in_a_wrong_order),          cmocka_unit_test(ranks_that_differ),
+        cmocka_unit_test(lists_that_are_no_flats),         cmocka_unit_test(a_lie_to_one_place),
+        cmocka_unit_test(units_that_end_in_another_order),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -152,8 +152,6 @@ void tagc_fragments_end(tagc_reducer *r);
 char *tagc_direct_row_out(const tagc_direct *d, int t);
 int tagc_direct_parcel_end(const tagc_direct *d, int p);
 
-/* ---- received.c: rows that arrive, and what their headers say ---- */
-
 /* Reads the header in row `row`, sent by `from`. If it is readable but wrong, notes that and ignores its body. If it is not
  * readable, the comm breaks, because the length of what follows is unknown. */
 tagc_status tagc_fragment_announced(tagc_reducer *r, size_t row, int from, const tagc_code_options *options);
@@ -179,23 +177,6 @@ static inline uint64_t tagc_rest_index(const tagc_fragment *fragment, size_t eag
 }
 /* The body in row `row`, or if it cannot be decoded one without bytes; notes what is wrong with it. */
 tagc_body tagc_fragment_body(tagc_reducer *r, size_t row, int from, const tagc_code_options *options);
-
-/* ---- lengths.c ---- */
-
-/* The expected size of a body whose elements are selected with the same probability: positions, and values. */
-typedef struct tagc_body_bytes {
-    double index, values;
-} tagc_body_bytes;
-tagc_body_bytes tagc_expected_body(const tagc_code_options *options, double density);
-
-/* The front for bodies of n_bytes in the step before and at most `most`. */
-size_t tagc_eager_bytes(double n_bytes, size_t most);
-/* Sets d->eager for the first step; _choose_eager sets it for later ones. */
-void tagc_direct_guess_eager(tagc_reducer *r);
-/* Notes the size of a body that this rank sends, or if i is 1, of its body of sums. */
-void tagc_direct_note_length(tagc_reducer *r, int i, size_t n_bytes);
-/* Sets d->eager from the longest bodies of a step that succeeded. */
-void tagc_direct_choose_eager(tagc_reducer *r);
 
 /* ---- hosts.c ---- */
 
@@ -230,6 +211,21 @@ tagc_status tagc_results_hand_bodies(tagc_reducer *r, tagc_message **out);
 void tagc_results_decode(tagc_reducer *r);
 
 /* ---- volume.c ---- */
+
+/* The expected size of a body whose elements are selected with the same probability: positions, and values. */
+typedef struct tagc_body_bytes {
+    double index, values;
+} tagc_body_bytes;
+tagc_body_bytes tagc_expected_body(const tagc_code_options *options, double density);
+
+/* The front for bodies of n_bytes in the step before and at most `most`. */
+size_t tagc_eager_bytes(double n_bytes, size_t most);
+/* Sets d->eager for the first step; _choose_eager sets it for later ones. */
+void tagc_direct_guess_eager(tagc_reducer *r);
+/* Notes the size of a body that this rank sends, or if i is 1, of its body of sums. */
+void tagc_direct_note_length(tagc_reducer *r, int i, size_t n_bytes);
+/* Sets d->eager from the longest bodies of a step that succeeded. */
+void tagc_direct_choose_eager(tagc_reducer *r);
 
 tagc_status tagc_direct_volume(tagc_reducer *r, const tagc_volume_data *data, tagc_volume *out);
 

@@ -3,7 +3,7 @@
  * Rows are not compressed: bf16 or fp32. The rows of the first turns are sent at once, the others while earlier rows are
  * encoded. The own part is added unrounded. Sums are fp32, in the order of local indices. */
 #include "codec/bf16.h"
-#include "codec/sum.h"
+#include "codec/elements.h"
 #include "core/clock.h"
 #include "exchange/direct/direct.h"
 #include "exchange/options.h"

@@ -11,7 +11,7 @@
  * Memory of a step: | chunks in progress, in the formats of wire and output |: depth of them, the smaller of DEPTH and all. A feed without
  * a gradient that it lends writes its values where they are sent from, chunk by chunk. */
 #include "codec/bf16.h"
-#include "codec/sum.h"
+#include "codec/elements.h"
 #include "core/clock.h"
 #include "exchange/direct/direct.h"
 #include "exchange/options.h"

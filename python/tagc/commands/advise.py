@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from tagc import _library as lib
+from tagc import _planner as planner
 from tagc._library import Error
-from tagc.commands import options, planner
+from tagc.commands import options
 from tagc.commands.parser import Parser, UsageError
+from tagc.commands.plan import made_of
 
 _EXAMPLES = """examples:
   # On each of two hosts, with the address of one of them; the network between them is measured.
@@ -21,8 +20,6 @@ _EXAMPLES = """examples:
   # Here, to see what it prints.
   torchrun --standalone --nproc-per-node 2 -m tagc advise --params 10m
 """
-_LONG_S = 0.3  # of messages that show the rate
-_MOST_BYTES = 1 << 26  # of a rank to each other
 PAYLOAD = 1448 / 1538  # of a link's rate: a frame of 1538 bytes has 1448 bytes of TCP's data
 
 
@@ -59,36 +56,6 @@ def parser() -> Parser:
     return made
 
 
-def _slowest(group: Any, run: Callable[[], object]) -> float:
-    """Returns the seconds of a call, of the slowest rank. Collective over the group."""
-    from tagc.torch.exchange.comm import share
-
-    share(group, None)  # ranks start together
-    begin = time.perf_counter()
-    run()
-    return float(max(share(group, time.perf_counter() - begin)))
-
-
-def measure_link(comm: Any, world: Any, n_peers: int) -> tuple[float, float]:
-    """Returns (seconds of an empty message, bytes per second that a rank sends to n_peers others together).
-    Collective over `world`, whose ranks each have a comm to their peers, all at once."""
-    import torch
-
-    def gather(n_bytes: int) -> float:
-        mine, everyone = (torch.zeros(n, dtype=torch.uint8) for n in (n_bytes, (1 + n_peers) * n_bytes))
-        arrays = mine.data_ptr(), n_bytes, everyone.data_ptr(), everyone.numel()
-        call = ("tagc_comm_all_gather", comm.handle, *arrays)
-        return _slowest(world, lambda: lib.call(*call))
-
-    gather(1)
-    latency_s = sorted(gather(1) for _ in range(5))[2]
-    n_bytes = 1 << 16
-    while (seconds := gather(n_bytes)) < _LONG_S and n_bytes < _MOST_BYTES:
-        n_bytes *= 4
-    seconds = sorted([seconds, gather(n_bytes), gather(n_bytes)])[1]
-    return latency_s, n_peers * n_bytes / max(seconds - latency_s, 1e-9)
-
-
 def run(words: Sequence[str]) -> int:
     arguments = parser().parse_args(list(words))
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
@@ -101,6 +68,7 @@ def run(words: Sequence[str]) -> int:
         import torch.distributed as dist
 
         from tagc.torch.advise import first_words
+        from tagc.torch.advise.survey import measure_link
         from tagc.torch.exchange import cores
         from tagc.torch.exchange.comm import Comm, share
         from tagc.torch.exchange.hosts import Cluster
@@ -155,7 +123,7 @@ def _advice(
     }
     if arguments.step_s is not None:
         asked["compute-s"] = arguments.step_s
-    made = planner.plan([f"--{name}={value}" for name, value in asked.items()])
+    made = made_of([f"--{name}={value}" for name, value in asked.items()])
     head = (
         f"{n_hosts * per_host} ranks; a host sends {payload / 1e6:.0f} Mbit/s, an empty message takes "
         f"{1e6 * latency_s:.0f} us, the codec {codec_ns:.3g} ns per element"

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from tagc import _library as lib
-from tagc.commands import parser, planner
+from tagc import _planner as planner
+from tagc.commands import parser
 
 CODEC_SETTINGS = (("every value in 4 bits", "int4", 0.0), ("95 % zero, 2 bits", "int2", 0.95))
 

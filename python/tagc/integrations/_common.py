@@ -8,9 +8,13 @@ import warnings
 
 import torch.distributed as dist
 
-from tagc.torch import Compressed, Error
+from tagc.torch import Compressed, Error, flat
 
 FOLDER = "tagc"  # of a checkpoint's folder
+# Of stats(): what changes from step to step and tells whether all is well. A trainer prints each number in
+# every line of its log.
+LOGGED = ("bits_per_param", "sparsity", "ratio", "exchange_s", "n_nonfinite")
+LOGGED_OF_GATHERS = ("gather_bits", "gather_s")  # where parameters are compressed
 
 
 def check_started(how: str) -> None:
@@ -18,6 +22,13 @@ def check_started(how: str) -> None:
     does for several processes."""
     if not dist.is_initialized():
         raise Error("state", f"torch.distributed is not initialised, since this is one process: {how}")
+
+
+def logged(handle: Compressed) -> dict[str, float]:
+    """Returns what a trainer's log gets of the last step, as tagc/<name>; {} before the first."""
+    stats = handle.stats()
+    keys = LOGGED + (LOGGED_OF_GATHERS if stats.get("n_gathered") else ())
+    return {key: float(value) for key, value in flat({key: stats[key] for key in keys if stats}).items()}
 
 
 def save(handle: Compressed, checkpoint: str | os.PathLike[str]) -> None:

@@ -26,7 +26,8 @@ class TagcCallback(Callback):  # type: ignore[misc]  # Lightning may not be ther
     start of fit().
 
     Rank 0 puts the residuals of all ranks and the schedule into Lightning's checkpoints. Its memory must hold
-    them: 4 bytes per compressed parameter and rank. Statistics are logged as tagc/<name>."""
+    them: 4 bytes per compressed parameter and rank. A few statistics are logged as tagc/<name>;
+    handle.stats() has all."""
 
     def __init__(self, **options: Any) -> None:
         self._options, self._loaded = options, None
@@ -50,8 +51,7 @@ class TagcCallback(Callback):  # type: ignore[misc]  # Lightning may not be ther
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         assert self.handle is not None  # since on_fit_start()
-        stats = {key: value for key, value in self.handle.stats().items() if not isinstance(value, dict)}
-        self.log_dict({key: float(value) for key, value in tagc.flat(stats).items()})
+        self.log_dict(_common.logged(self.handle))
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]

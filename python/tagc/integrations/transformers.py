@@ -62,8 +62,7 @@ class TagcCallback(transformers.TrainerCallback):  # type: ignore[misc]  # trans
         **kwargs: Any,
     ) -> None:
         if control.should_log and self.handle is not None:
-            stats = {key: value for key, value in self.handle.stats().items() if not isinstance(value, dict)}
-            self._trainer.log(tagc.flat(stats))
+            self._trainer.log(_common.logged(self.handle))
             control.should_log = True  # log() says that all is logged, and the loss is not yet
 
     on_epoch_end = on_step_end  # logging_strategy="epoch" asks for it there

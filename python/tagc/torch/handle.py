@@ -111,8 +111,8 @@ class Compressed:
                              that
         ratio                dense_bytes / bytes_sent for the gradients
         exchange_s           in exchanges of gradients, including waiting for peers
-        agree_s              waiting until all ranks had reached an exchange; 0 under DDP in CPU memory with
-                             one rank per host, where exchange_s has it
+        agree_s              waiting until all ranks had reached an exchange; 0 under DDP and FSDP2 with one
+                             rank per host, where exchange_s has it
         gather_s             in gathers of parameters
         time_s               by phase, summed over exchanges even if they overlap: select, index, encode,
                              decode, wait
@@ -264,7 +264,8 @@ class Compressed:
         return checkpoint.Reader(self.state, checkpoint_id, key, storage_reader)
 
     def close(self) -> None:
-        """Removes the hooks if torch allows it, and frees the residuals. Local."""
+        """Removes the hooks if torch allows it, and frees the residuals. Local; call it on every rank, since
+        gradients are torch's to exchange from then on."""
         self.passes.close()
 
     def __del__(self) -> None:

@@ -19,12 +19,13 @@ from tagc.torch.exchange.comm import Comm, Disagreement
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import Exchanged, Expected
 from tagc.torch.exchange.layout import Layout
-from tagc.torch.exchange.model import PartStats
+from tagc.torch.exchange.model import Levels, PartStats
 from tagc.torch.exchange.model_exchanges import Contents, ModelExchanges, Start
+from tagc.torch.exchange.reducer import LocalFailure
 from tagc.torch.exchange.rows import Rows
 from tagc.torch.exchange.runner import Runner, Runners, Staged
 from tagc.torch.exchange.slices import Slice
-from tagc.torch.exchange.unit import DTYPES, Unit
+from tagc.torch.exchange.unit import DTYPES, Unit, kind_of
 from tagc.torch.exchange.unknown import UnknownLayouts
 from tagc.torch.schedule.options import constants
 from tagc.torch.state import State
@@ -47,7 +48,7 @@ class Passes:
         self.groups: dict[str, str] = {}  # name of a parameter -> why it is in its class
         self.are_all_staged = False  # whether all ranks' parameters are on devices
         self._unknown = UnknownLayouts()
-        self.model_exchanges = ModelExchanges(state.schedule, runners.host.wait_for_jobs)
+        self.model_exchanges = ModelExchanges(state.schedule, runners.host.wait_for_jobs, runners.wait)
         self._comms: dict[tuple[int, ...], Comm] = {}  # by ranks
         self._gather_comms: dict[tuple[int, ...], Comm] = {}
         self._loss_scale = 1.0  # of the pass whose hooks run; state.loss_scale is that of residuals
@@ -131,12 +132,23 @@ class Passes:
         comm.agree(name, {"elements": n_elems, "dtype": what.dtype}, failure)
         if layout is None or what.unit.rests:
             return
-        unit = what.unit.make_unit()
+        unit, op = what.unit.make_unit(), dist.ReduceOp.AVG
+        if what.by_model and hosts.is_flat:
+            kind, queue = kind_of(op, comm.world_size)[0], staged.staging.queue
+            model = unit.open_model(
+                Levels(None, comm), layout, what.dtype, kind, self.state.schedule, what.unit.rests, queue
+            )
+            try:
+                model.prepare(is_in_place=layout.all_reduce)
+            except Error as problem:
+                failure = problem
+            comm.agree(name, {}, failure)
+            return
         way = staged.way(comm)
-        unit.prepare(way, layout, dist.ReduceOp.AVG, what.dtype)
+        unit.prepare(way, layout, op, what.dtype)
         try:
             sizes = n_elems, n_elems if layout.all_reduce else layout.row
-            what_for, op = f"gradients of {what.unit.name}", dist.ReduceOp.AVG
+            what_for = f"gradients of {what.unit.name}"
             unit.task(staged.staging, way, what_for, comms, op, what.dtype, sizes, self.state.schedule)
         except Error as problem:
             failure = problem
@@ -195,20 +207,21 @@ class Passes:
     # ---- exchanges by models of libtagc ----
 
     def goes_by_model(self, unit: Exchanged, group: Any, source: torch.Tensor) -> bool:
-        """Returns whether begin() takes that gradient: it is in CPU memory, and not within one host. A unit
-        that has a model goes by it again, so that a rank whose gradient has become another one tells the
-        others."""
+        """Returns whether begin() takes that gradient: it is in CPU memory, and not within one host; or on a
+        device, with one rank per host, and no parameter rests. A unit that has a model goes by it again, so
+        that a rank whose gradient has become another one tells the others."""
         own, state = unit.find_unit(), self.state
-        if own is not None and own.model is not None and source.device.type == "cpu":
+        if own is not None and own.model is not None:
             return True
+        hosts, is_on_host = state.wrapper.hosts(group), self.runner_for(source)[0] is self.runners.host
         return (
             not state.wrapper.is_elastic
-            and not state.wrapper.hosts(group).is_one
+            and (hosts.is_flat or is_on_host and not hosts.is_one)
             and source.layout == torch.strided
             and source.dtype in DTYPES
             and source.numel() > 0
             and not state.is_left_to_torch(source)
-            and self.runner_for(source)[0] is self.runners.host
+            and (is_on_host or not unit.rests)
         )
 
     def begin(
@@ -219,18 +232,25 @@ class Passes:
         target: torch.Tensor,
         op: Any,
         find_layout: FindLayout,
+        waits: int = True,
     ) -> Callable[[], None]:
         """Starts an exchange as exchange() does, and returns what waits for its end, once, in any thread. If
         it fails, that raises, and synchronize() on all ranks; so all begin what is left of the pass, too. An
-        Error of this call itself is one on all ranks. find_layout: of all ranks' rows. Collective."""
+        Error of this call itself is one on all ranks. find_layout: of all ranks' rows. waits: as of
+        exchange(), on a device. Collective."""
         self._check_open()
         host, hosts = self.runners.host, self.state.wrapper.hosts(group)
         with self._giving_up():
             opens_step, comm = self._opens_step(unit), self.comm(hosts.between)
             within = self.comm(hosts.within) if hosts.is_two_level else None
+            failure: BaseException | None = self.runner_for(source)[1]
+            staging = self.runners.staging if self.runners.is_on_device(source) else None
+            if staging is not None:  # what is left of a failed pass only tells the others
+                failure = failure or staging.failure or self.model_exchanges.told
             call = Reduction(
                 unit, comm, source, target, op, find_layout, self._find_loss_scale(source, opens_step),
-                (self._begin, self._take_back), self.state.lock, loaded=self.state.loaded, within=within,
+                (self._begin, self._take_back), self.state.lock, failure, waits, loaded=self.state.loaded,
+                within=within,
             )  # fmt: skip
             call.opens_step, call.agrees_first = opens_step, False
             self._loss_scale = call.loss_scale
@@ -239,13 +259,19 @@ class Passes:
             own = unit.find_unit()
             if own is None or own.model is None:
                 self.model_exchanges.settle()
+                self.runners.wait()
                 call.agree()
-            self.model_exchanges.make_room(source)
+            if staging is None:
+                self.model_exchanges.make_room(source)
+        is_told = False
         try:
             own = unit.make_unit()
-            return self.model_exchanges.begin(Start(call, own, self._find(call, own), source, target))
+            is_told = True
+            start = Start(call, own, self._find(call, own), source, target, staging)
+            return self.model_exchanges.begin(start)
         except Exception as problem:
-            if not isinstance(problem, Error):  # the others wait for this rank's messages
+            is_told = is_told and isinstance(problem, Error) and not isinstance(problem, LocalFailure)
+            if not is_told:  # the others wait for this rank's messages
                 for each in (comm, within):
                     if each is not None:
                         each.abort(f"{unit.name}: {problem}")
@@ -270,14 +296,20 @@ class Passes:
         op: Any,
         find_layout: FindLayout,
         may_last: bool = False,
+        waits: int = True,
     ) -> None:
         """Exchanges a gradient that goes by a model, as exchange(). If it may last, the target is there at
-        the end of the pass. A failure is raised there, too, since other ranks may be further. Collective."""
-        self.model_exchanges.leave(self.begin(unit, group, source, target, op, find_layout), source, target)
-        if not may_last or self._is_outside:
-            self.model_exchanges.settle()
-        if self._is_outside:
-            self.synchronize()
+        the end of the pass; on a device, in the order of streams. A failure is raised at the end of the pass,
+        too, since other ranks may be further. waits: on a device. Collective."""
+        end = self.begin(unit, group, source, target, op, find_layout, waits)
+        if self.runners.is_on_device(source):
+            self.model_exchanges.leave_on_device(end)
+        else:
+            self.model_exchanges.leave(end, source, target)
+            if not may_last or self._is_outside:
+                self.model_exchanges.settle()
+            if self._is_outside:
+                self.synchronize()
         self._end_outside()
 
     @contextlib.contextmanager
@@ -429,8 +461,10 @@ class Passes:
     def synchronize(self) -> None:
         """Waits until all exchanges of device tensors are complete, and raises the first failure. Local."""
         with self._giving_up():
-            self.runners.finish()
-            self.model_exchanges.finish(self._take_back)
+            try:
+                self.model_exchanges.finish(self._take_back)
+            finally:
+                self.runners.finish()
 
     def give_up(self) -> None:
         """Gives this backward pass up: the rest of it, and its end, will not come."""

@@ -4,9 +4,11 @@ behind a header and a table. docs/reference/wire-format.md draws them."""
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import tempfile
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy
 import torch
@@ -16,10 +18,64 @@ from tagc._library import Error
 from tagc.weights.tensors import Box, Entry, product
 
 _HEADER = struct.Struct("<4sBBHHHI7Q")
-_MAGIC, _FORMAT = b"TAGW", 1
+_MAGIC, _FORMAT = b"TAGW", 2
 _WHOLE, _HASHED = 1, 2
-_ROW = struct.Struct("<IIQQ")
+_ROW = struct.Struct("<IIQQQ")
 _RANGE = struct.Struct("<QQ")
+_IN_MEMORY = 8 << 20  # bytes of a frame that is kept in memory while it is read, and not in a file
+
+Bytes = numpy.ndarray[Any, Any]  # of uint8
+
+
+class Source(Protocol):
+    """The bytes of a frame."""
+
+    n_bytes: int
+
+    def read(self, at: int, n_bytes: int) -> Bytes:
+        """Returns these bytes, of which there are as many."""
+        ...
+
+
+class InMemory:
+    def __init__(self, memory: Bytes) -> None:
+        self._memory, self.n_bytes = memory, int(memory.size)
+
+    def read(self, at: int, n_bytes: int) -> Bytes:
+        return self._memory[at : at + n_bytes]
+
+
+class InFile:
+    """A range of a file."""
+
+    def __init__(self, file: Any, begin: int, n_bytes: int) -> None:
+        self._file, self._begin, self.n_bytes = file, begin, n_bytes
+
+    def read(self, at: int, n_bytes: int) -> Bytes:
+        room = numpy.empty(n_bytes, dtype=numpy.uint8)
+        n_read = 0
+        while n_read < n_bytes:  # threads share the file, and no place in it
+            n = os.preadv(self._file.fileno(), [room.data[n_read:]], self._begin + at + n_read)
+            if n == 0:
+                raise Error("corrupt", f"the buffer ends after {at + n_read} of {self.n_bytes} bytes")
+            n_read += n
+        return room
+
+
+def kept(streams: Iterable[tuple[Iterable[bytes], int]], n_bytes: int, folder: str | None) -> list[Source]:
+    """Returns streams of bytes, each with its length, n_bytes in all: in memory if they are few, else in a
+    file without a name, which ends with what is returned or with this process. folder: where it is."""
+    if n_bytes <= _IN_MEMORY:
+        return [InMemory(numpy.frombuffer(b"".join(chunks), dtype=numpy.uint8)) for chunks, _ in streams]
+    sources: list[Source] = []
+    file = tempfile.TemporaryFile(dir=folder)
+    for chunks, _ in streams:
+        begin = file.tell()
+        for chunk in chunks:
+            file.write(chunk)
+        sources.append(InFile(file, begin, file.tell() - begin))
+    file.flush()
+    return sources
 
 
 class Piece(NamedTuple):
@@ -28,8 +84,19 @@ class Piece(NamedTuple):
     entry: int  # its number
     box: Box
     hash: int  # of what it was before; 0 if the frame has none
-    address: int  # of the message
+    source: Any  # with the message
+    at: int  # in it
     n_bytes: int
+    checksum: int  # of the message
+
+    def message(self) -> Bytes:
+        return self.source.read(self.at, self.n_bytes)
+
+
+def piece_of(index: int, box: Box, before: int, message: bytes) -> Piece:
+    """Returns a piece with a message in memory."""
+    memory = numpy.frombuffer(message, dtype=numpy.uint8)
+    return Piece(index, box, before, InMemory(memory), 0, len(message), checksum_of(message))
 
 
 class Frame(NamedTuple):
@@ -43,7 +110,6 @@ class Frame(NamedTuple):
     version: int  # the weights after it, from 1
     base: int  # the version before it; 0 if is_whole
     pieces: list[Piece]
-    memory: Any  # keeps the addresses valid
 
 
 def checksum(address: int, n_bytes: int) -> int:
@@ -60,8 +126,18 @@ def description(entries: Sequence[Entry]) -> bytes:
     return "\n".join(entry.words() for entry in entries).encode()
 
 
-def _sum(head: bytes, body_address: int, n_bytes: int) -> int:
-    return checksum_of(struct.pack("<QQ", checksum_of(head), checksum(body_address, n_bytes)))
+def described(text: bytes) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
+    """Returns the names, shapes and dtypes in a description."""
+    rows = []
+    for line in text.decode().split("\n"):
+        name, _, rest = line.rpartition(" [")
+        sizes, _, dtype = rest.partition("] ")
+        shape = tuple(int(size) for size in sizes.split(", ") if size)
+        of_torch = getattr(torch, dtype, None)
+        if not name or not isinstance(of_torch, torch.dtype):
+            raise Error("unsupported", f"the buffer has {line!r}: no tensor that this torch has")
+        rows.append((name, shape, of_torch))
+    return rows
 
 
 # ---- elements ----
@@ -100,37 +176,41 @@ def encode(before: torch.Tensor | None, after: torch.Tensor) -> tuple[bytes, int
 
 def check(piece: Piece, dtype: torch.dtype, is_whole: bool) -> None:
     """Raises an Error unless apply() takes the message."""
-    found = ctypes.c_int()
+    is_found_whole = ctypes.c_int()
     width, n = words_of(dtype, piece.box.numel())
-    lib.call("tagc_changes_check", width, piece.address, piece.n_bytes, n, ctypes.byref(found))
-    if is_whole and not found.value:
+    message = piece.message()
+    if checksum(message.ctypes.data, message.size) != piece.checksum:
+        raise Error("corrupt", "the checksum of a message of the buffer is wrong")
+    lib.call("tagc_changes_check", width, message.ctypes.data, message.size, n, ctypes.byref(is_found_whole))
+    if is_whole and not is_found_whole.value:
         raise Error("corrupt", "the buffer says that it is whole, and has changes")
 
 
 def apply(piece: Piece, values: torch.Tensor) -> None:
     """Turns values, contiguous and in CPU memory, into what the sender had after."""
     width, n = words_of(values.dtype, values.numel())
-    lib.call("tagc_changes_apply", width, piece.address, piece.n_bytes, values.data_ptr(), n)
+    message = piece.message()
+    lib.call("tagc_changes_apply", width, message.ctypes.data, message.size, values.data_ptr(), n)
 
 
 # ---- frames ----
 
 
-def write(frame: Frame, messages: Sequence[bytes], entries: Sequence[Entry], fingerprint: int) -> bytes:
-    """Returns the bytes of a frame. Of its pieces, the index, the box and the hash count."""
-    text = description(entries) if frame.is_whole else b""
+def write(frame: Frame, entries: Sequence[Entry], fingerprint: int) -> list[Any]:
+    """Returns the bytes of a frame, as buffers one behind the other."""
     rows = []
-    for piece, message in zip(frame.pieces, messages):
-        rows.append(_ROW.pack(piece.entry, len(piece.box.sizes), piece.hash, len(message)))
+    for piece in frame.pieces:
+        rows.append(_ROW.pack(piece.entry, len(piece.box.sizes), piece.hash, piece.n_bytes, piece.checksum))
         rows += [_RANGE.pack(*pair) for pair in zip(*piece.box)]
-    body = b"".join([*rows, text, *messages])
+    table = b"".join([*rows, description(entries) if frame.is_whole else b""])
     flags = frame.is_whole * _WHOLE | frame.is_hashed * _HASHED
+    n_bytes = _HEADER.size + len(table) + sum(piece.n_bytes for piece in frame.pieces)
     head = _HEADER.pack(
-        _MAGIC, _FORMAT, flags, frame.part, frame.n_parts, 0, len(messages), frame.run, frame.version,
-        frame.base, fingerprint, len(text), _HEADER.size + len(body), 0,
+        _MAGIC, _FORMAT, flags, frame.part, frame.n_parts, 0, len(frame.pieces), frame.run, frame.version,
+        frame.base, fingerprint, len(table), n_bytes, 0,
     )[:-8]  # fmt: skip
-    address = numpy.frombuffer(body, dtype=numpy.uint8).ctypes.data if body else 0
-    return head + struct.pack("<Q", _sum(head, address, len(body))) + body
+    total = struct.pack("<Q", checksum_of(head + table))
+    return [head + total + table, *(piece.message().data for piece in frame.pieces)]
 
 
 def memory_of(buffer: Any) -> numpy.ndarray[Any, Any]:
@@ -147,14 +227,42 @@ def memory_of(buffer: Any) -> numpy.ndarray[Any, Any]:
         raise Error("argument", f"the buffer is a {type(buffer).__name__}, must be bytes: {wrong}") from wrong
 
 
+def source_of(buffer: Any) -> Source:
+    return buffer if isinstance(buffer, (InMemory, InFile)) else InMemory(memory_of(buffer))
+
+
+def text_of(source: Source) -> bytes:
+    """Returns the description in a frame; empty if it has none."""
+    return _open(source)[2]
+
+
 def read(buffer: Any, entries: Sequence[Entry], fingerprint: int) -> Frame:
     """Returns what a buffer holds. Accepts any bytes: Error, unless they are a frame of these entries whose
-    pieces lie within their tensors. Messages are not checked yet."""
-    memory = memory_of(buffer)
-    n_all = int(memory.size)
+    pieces lie within their tensors and have sound messages."""
+    frame, theirs, text = _open(source_of(buffer))
+    if theirs != fingerprint:
+        raise Error("mismatch", _difference(text, entries, theirs, fingerprint))
+    _check_boxes(frame.pieces, entries)
+    for piece in frame.pieces:
+        check(piece, entries[piece.entry].dtype, frame.is_whole)
+    return frame
+
+
+def pieces_of(sources: Sequence[Source]) -> dict[int, list[Piece]]:
+    """Returns the pieces of frames that read() has taken, by the number of the tensor."""
+    pieces: dict[int, list[Piece]] = {}
+    for source in sources:
+        for piece in _open(source)[0].pieces:
+            pieces.setdefault(piece.entry, []).append(piece)
+    return pieces
+
+
+def _open(source: Source) -> tuple[Frame, int, bytes]:
+    """Returns the frame, the fingerprint of its entries, and their description."""
+    n_all = source.n_bytes
     if n_all < _HEADER.size:
         raise Error("corrupt", f"the buffer has {n_all} bytes, too few for a header of {_HEADER.size}")
-    head = memory[: _HEADER.size].tobytes()
+    head = source.read(0, _HEADER.size).tobytes()
     (
         magic,
         form,
@@ -166,8 +274,8 @@ def read(buffer: Any, entries: Sequence[Entry], fingerprint: int) -> Frame:
         run,
         version,
         base,
-        theirs,
-        n_text,
+        fingerprint,
+        n_table,
         n_bytes,
         total,
     ) = _HEADER.unpack(head)
@@ -179,44 +287,38 @@ def read(buffer: Any, entries: Sequence[Entry], fingerprint: int) -> Frame:
         raise Error("unsupported", f"the buffer has format {form}, this tagc reads {_FORMAT}")
     if n_bytes != n_all:
         raise Error("corrupt", f"the buffer has {n_all} bytes, and says that it has {n_bytes}")
-    if total != _sum(head[:-8], memory.ctypes.data + _HEADER.size, n_all - _HEADER.size):
+    if n_table > n_all - _HEADER.size:
+        raise Error("corrupt", "the table of the buffer is cut off")
+    table = source.read(_HEADER.size, n_table).tobytes()
+    if total != checksum_of(head[:-8] + table):
         raise Error("corrupt", "the checksum of the buffer is wrong")
     is_whole = bool(flags & _WHOLE)
     if zero or flags & ~(_WHOLE | _HASHED) or part >= n_parts or version < 1 or is_whole != (base == 0):
         raise Error("corrupt", f"the header of the buffer contradicts itself: {head[:24]!r}")
     if not is_whole and base != version - 1:
         raise Error("corrupt", f"the buffer goes from version {base} to {version}")
-    pieces, at = _read_table(memory, n_pieces, n_text)
-    if theirs != fingerprint:
-        raise Error("mismatch", _difference(memory[at - n_text : at].tobytes(), entries, theirs, fingerprint))
-    _check_boxes(pieces, entries)
-    frame = Frame(part, n_parts, is_whole, bool(flags & _HASHED), run, version, base, pieces, memory)
-    for piece in pieces:
-        check(piece, entries[piece.entry].dtype, is_whole)
-    return frame
+    pieces, n_rows = _read_table(source, table, n_pieces)
+    frame = Frame(part, n_parts, is_whole, bool(flags & _HASHED), run, version, base, pieces)
+    return frame, fingerprint, table[n_rows:]
 
 
-def _read_table(memory: numpy.ndarray[Any, Any], n_pieces: int, n_text: int) -> tuple[list[Piece], int]:
-    """Returns the pieces, and where the first message begins: all of them lie within the buffer."""
-    rows, at, n_all = [], _HEADER.size, int(memory.size)
+def _read_table(source: Source, table: bytes, n_pieces: int) -> tuple[list[Piece], int]:
+    """Returns the pieces, all of which lie within the source, and the bytes of their rows."""
+    pieces, row_at, at = [], 0, _HEADER.size + len(table)
     for _ in range(n_pieces):
-        if n_all - at < _ROW.size:
+        if len(table) - row_at < _ROW.size:
             raise Error("corrupt", "the table of the buffer is cut off")
-        index, n_dims, before, n_bytes = _ROW.unpack(memory[at : at + _ROW.size].tobytes())
-        at += _ROW.size
-        if n_dims > 64 or n_all - at < n_dims * _RANGE.size:
+        index, n_dims, before, n_bytes, total = _ROW.unpack_from(table, row_at)
+        row_at += _ROW.size
+        if n_dims > 64 or len(table) - row_at < n_dims * _RANGE.size:
             raise Error("corrupt", "the table of the buffer is cut off")
-        numbers = struct.unpack(f"<{2 * n_dims}Q", memory[at : at + n_dims * _RANGE.size].tobytes())
-        at += n_dims * _RANGE.size
-        rows.append((index, Box(numbers[::2], numbers[1::2]), before, n_bytes))
-    first = at + n_text
-    if sum(row[3] for row in rows) != n_all - first:
+        numbers = struct.unpack_from(f"<{2 * n_dims}Q", table, row_at)
+        row_at += n_dims * _RANGE.size
+        pieces.append(Piece(index, Box(numbers[::2], numbers[1::2]), before, source, at, n_bytes, total))
+        at += n_bytes
+    if at != source.n_bytes:
         raise Error("corrupt", "the messages of the buffer do not fill it")
-    pieces, begin = [], memory.ctypes.data + first
-    for index, box, before, n_bytes in rows:
-        pieces.append(Piece(index, box, before, begin, n_bytes))
-        begin += n_bytes
-    return pieces, first
+    return pieces, row_at
 
 
 def _check_boxes(pieces: Sequence[Piece], entries: Sequence[Entry]) -> None:

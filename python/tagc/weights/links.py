@@ -48,9 +48,9 @@ class Links:
     def _store(self, what: str) -> dist.Store:
         return dist.PrefixStore(f"tagc/weights/{self._name}/{what}", default_store())
 
-    def tell(self, text: str) -> list[str]:
-        """Returns the texts of all senders, in their order. Collective over them; local if there is one."""
-        return [text] if self._among is None else self._share(self._among, text)
+    def tell(self, mine: Any) -> list[Any]:
+        """Returns the objects of all senders, in their order. Collective over them; local if there is one."""
+        return [mine] if self._among is None else self._share(self._among, mine)
 
     def share(self, mine: Any) -> list[Any]:
         """Returns the object of each rank. Collective."""

@@ -13,8 +13,8 @@ import concurrent.futures
 import datetime
 import secrets
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -23,9 +23,20 @@ from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.extension import agree_all, number, share, timeout_of
 from tagc.weights import frame as frames
-from tagc.weights.frame import Frame, Piece
+from tagc.weights.frame import Frame, Piece, piece_of
 from tagc.weights.links import Links, rank_and_size, senders_of
-from tagc.weights.tensors import Box, Entry, Memory, entries_of, local, named_tensors, product
+from tagc.weights.tensors import (
+    Box,
+    Entry,
+    Memory,
+    Parts,
+    Tensors,
+    entries_of,
+    local,
+    memories,
+    named_tensors,
+    product,
+)
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -49,8 +60,9 @@ class Sent(NamedTuple):
 class WeightSync:
     """Sends the weights of a model after every step: exactly, and only what changed.
 
-    model: a module, also under FSDP2 or DDP, or a dict of tensors by name. Receivers need the same names,
-    shapes and dtypes, and may be sharded otherwise or not at all. Tied tensors travel once, under the first
+    model: a module, also under FSDP2 or DDP, or a dict of tensors by name, of which some may be Parts of
+    others. Receivers need the same names, shapes and dtypes, and may be sharded otherwise or not at all.
+    Tied tensors travel once, under the first
     name; no others may overlap in memory.
     group: of senders and receivers. source: the rank of it that sends, or the ranks: under FSDP2 all that
     hold shards. None: this process alone, which calls encode() or apply().
@@ -68,7 +80,7 @@ class WeightSync:
 
     def __init__(
         self,
-        model: torch.nn.Module | Mapping[str, torch.Tensor],
+        model: torch.nn.Module | Tensors,
         group: dist.ProcessGroup | None = None,
         source: int | Sequence[int] = 0,
         *,
@@ -112,7 +124,7 @@ class WeightSync:
             "versions": {"libtagc": lib.version()},
             "options": {"source": senders, "buffers": buffers, "check_every": check_every},
             "rows": [(entry.name, f"{list(entry.shape)} {entry.dtype}") for entry in self._entries],
-            "boxes": [entry.box for entry in self._entries],
+            "boxes": [entry.boxes for entry in self._entries],
             "name": secrets.token_hex(8),
             "run": secrets.randbits(63) | 1,
         }
@@ -138,6 +150,11 @@ class WeightSync:
         """Returns the version of the weights that this rank has sent or received last; 0: none."""
         return self._version
 
+    @property
+    def run(self) -> int:
+        """Returns the number of the senders' run of which that version is; 0: none."""
+        return self._run
+
     # ---- bytes ----
 
     def encode(self, whole: bool = False) -> bytes:
@@ -145,32 +162,55 @@ class WeightSync:
         `whole`, or in the first call, all of them. Each sender makes its part; a receiver applies the
         parts of all at once. Collective over the senders: if it fails on one, all raise the same Error, and
         there is no new version."""
+        return b"".join(self.encode_buffers(whole))
+
+    def encode_buffers(self, whole: bool = False) -> list[Any]:
+        """Is encode() without its copy: the bytes are these, one behind the other."""
         self._require("encode", self._is_sender())
         if self._lacking:
             raise Error("argument", self._lacking)
         if self._run not in (0, self._new_run):
             raise Error("state", "this WeightSync applies; versions are encoded by another one")
-        made, failure = self._attempt(whole or not self._has_base())
-        if self._links is not None and len(self._senders) > 1:
-            told = self._links.tell("\n".join(_words(failure) or ()))
-            for rank, said in zip(self._senders, told):
-                if said:
-                    status, text = said.split("\n", 1)
-                    raise Error(status, f"rank {rank}: {text}") from failure
-        if made is None:
-            assert failure is not None
-            raise failure
-        self._commit(made)
-        return made.frame
+        made: list[_Made] = []
+        self.agreed(lambda: made.append(self._encode(whole or not self._has_base())))
+        self._commit(made[0])
+        return made[0].frame
+
+    def agreed(self, call: Callable[[], _R]) -> list[_R]:
+        """Returns what the call returns on each sender. If it fails on one, all raise the same Error.
+        Collective over the senders; what is returned is to be small."""
+        result: _R | None = None
+        failure: Exception | None = None
+        try:
+            result = call()
+        except Exception as problem:
+            failure = problem
+        if self._links is None or len(self._senders) == 1:
+            if isinstance(failure, OSError):
+                raise Error("transport", str(failure)) from failure
+            if failure is not None:
+                raise failure
+            return [cast(_R, result)]
+        told = self._links.tell((result, _words(failure)))
+        for rank, (_, words) in zip(self._senders, told):
+            if words is not None:
+                raise Error(words[0], f"rank {rank}: {words[1]}") from failure
+        return [theirs for theirs, _ in told]
 
     def encode_current(self) -> bytes:
         """Returns all weights of the version that was encoded or sent last, as bytes, for receivers that come
         late: there is no new version, and receivers that have this one do not need them. Local."""
+        return b"".join(self.encode_current_buffers())
+
+    def encode_current_buffers(self) -> list[Any]:
+        """Is encode_current() without its copy: the bytes are these, one behind the other."""
         self._require("encode_current", self._is_sender())
         if self._version == 0 or not self._has_base():
             raise Error("state", "encode_current() needs a version: call encode() or send() first")
         messages = [frames.encode(None, self._base[place])[0] for place in self._mine]
-        return self._frame(self._version, messages, None, whole=True)
+        return frames.write(
+            self._frame(self._version, messages, None, whole=True), self._entries, self._fingerprint
+        )
 
     def apply(self, *buffers: Any) -> int:
         """Turns the weights into the version in these buffers, one of each sender, and returns its number.
@@ -190,6 +230,43 @@ class WeightSync:
             raise Error("mismatch", f"{altered}: apply a whole one, of encode_current()")
         self._apply(parts)
         return self._version
+
+    def go_on(self, versions: Iterable[Sequence[Any]]) -> int:
+        """Makes this sender go on behind versions of an earlier one, as if it had sent them, and returns the
+        number of the last. versions: the buffers of each as apply() takes them, from one with all weights
+        on. Local: all senders are given the same."""
+        self._require("go_on", self._is_sender())
+        if self._run or self._lacking:
+            raise Error("state", self._lacking or "go_on() comes before the first version")
+        base = {
+            place: torch.empty(place[1].sizes, dtype=self._entries[place[0]].dtype) for place in self._mine
+        }
+        held: dict[int, list[tuple[Box, torch.Tensor]]] = {}
+        for (index, box), tensor in base.items():
+            held.setdefault(index, []).append((box, tensor))
+        run = version = 0
+        for buffers in versions:
+            parts = [frames.read(buffer, self._entries, self._fingerprint) for buffer in buffers]
+            frames.check_parts(parts, self._entries)
+            if not (parts[0].is_whole or (parts[0].run, parts[0].base) == (run, version)):
+                raise Error("state", f"version {parts[0].version} does not follow version {version}")
+            self._map(
+                lambda piece: write(piece, held.get(piece.entry, [])),
+                [piece for part in parts for piece in part.pieces],
+            )
+            run, version = parts[0].run, parts[0].version
+        self._run = self._new_run = run or self._new_run
+        self._version, self._base = version, base if version else {}
+        return version
+
+    def begin_behind(self, run: int, version: int) -> None:
+        """Makes the next version of this sender one of that run, with a higher number. Local."""
+        self._require("begin_behind", self._is_sender())
+        if self._run not in (0, run):
+            raise Error("state", f"versions here are of run {self._run:016x}, and not of {run:016x}")
+        self._run = self._new_run = run
+        if version > self._version:
+            self._version, self._base = version, {}
 
     # ---- over the group ----
 
@@ -256,10 +333,11 @@ class WeightSync:
         Collective; all ranks raise the same Error."""
         assert self._links is not None
         made, failure = self._attempt(whole) if self._is_sender() else (None, None)
-        lengths = self._share((0 if made is None else len(made.frame), _words(failure)))
+        mine_whole = None if made is None else b"".join(made.frame)
+        lengths = self._share((len(mine_whole or b""), _words(failure)))
         buffers = []
         for sender in self._senders:
-            mine = made.frame if made is not None and sender == self._rank else None
+            mine = mine_whole if sender == self._rank else None
             buffers.append(self._links.move(sender, to, mine, lengths[sender][0]))
         parts: list[Frame] = []
         altered = None
@@ -286,18 +364,18 @@ class WeightSync:
     def _is_sender(self) -> bool:
         return self._group is None or self._rank in self._senders
 
-    def _divide(self, boxes: Sequence[Sequence[Box | None]]) -> str:
+    def _divide(self, boxes: Sequence[Sequence[tuple[Box, ...]]]) -> str:
         """Finds what each sender sends: of boxes that several hold, the first one's. Returns in words which
         tensor they do not hold as a whole; "" if there is none. Without a group it may yet be a receiver."""
         for index, entry in enumerate(self._entries):
             taken: set[Box] = set()
             for part, theirs in enumerate(boxes):
-                box = theirs[index]
-                if box is None or box in taken or not box.numel():
-                    continue
-                taken.add(box)
-                if self._is_sender() and self._senders[part] == self._rank:
-                    self._mine += [(index, piece) for piece in box.pieces()]
+                for box in theirs[index]:
+                    if box in taken or not box.numel():
+                        continue
+                    taken.add(box)
+                    if self._is_sender() and self._senders[part] == self._rank:
+                        self._mine += [(index, piece) for piece in box.pieces()]
             n_held = sum(box.numel() for box in taken)
             if n_held != product(entry.shape):
                 who = f"source is {self._senders}: these ranks hold"
@@ -308,13 +386,14 @@ class WeightSync:
                 )
         return ""
 
-    def _read(self, index: int, box: Box, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Returns that box of the tensor now, contiguous, in CPU memory, as it travels. This rank holds
-        it."""
+    def _read(self, index: int, box: Box, tensors: Tensors) -> torch.Tensor | None:
+        """Returns that box of the tensor now, contiguous, in CPU memory, as it travels; None if no memory
+        here has all of it."""
         entry = self._entries[index]
-        assert entry.box is not None
-        part = local(entry, tensors[entry.name])[box.within(entry.box)]
-        return part.to("cpu", entry.dtype).contiguous()
+        for held, tensor in local(entry, tensors[entry.name]):
+            if held.common(box) == box:
+                return tensor[box.within(held)].to("cpu", entry.dtype).contiguous()
+        return None
 
     def _has_base(self) -> bool:
         """Returns whether this rank has a copy of all that receivers have from it."""
@@ -334,6 +413,7 @@ class WeightSync:
         def encode(place: tuple[int, Box]) -> tuple[bytes, int, int]:
             index, box = place
             after, before = self._read(index, box, tensors), self._base.get(place)
+            assert after is not None
             message, n_changes = frames.encode(None if whole else before, after)
             was = frames.checksum(before.data_ptr(), before.nbytes) if is_hashed and before is not None else 0
             return message, n_changes, was
@@ -341,16 +421,18 @@ class WeightSync:
         made = self._map(encode, self._mine)
         messages = [message for message, _, _ in made]
         frame = self._frame(version, messages, [was for *_, was in made] if is_hashed else None, whole)
-        n_elems = sum(box.numel() for _, box in self._mine)
-        return _Made(frame, messages, Sent(version, whole, len(frame), n_elems, sum(n for _, n, _ in made)))
+        buffers = frames.write(frame, self._entries, self._fingerprint)
+        n_bytes, n_elems = sum(map(len, buffers)), sum(box.numel() for _, box in self._mine)
+        sent = Sent(version, whole, n_bytes, n_elems, sum(n for _, n, _ in made))
+        return _Made(buffers, frame.pieces, sent)
 
-    def _frame(self, version: int, messages: Sequence[bytes], hashes: list[int] | None, whole: bool) -> bytes:
+    def _frame(self, version: int, messages: Sequence[bytes], hashes: list[int] | None, whole: bool) -> Frame:
         """Returns this sender's part of a version. hashes: of what each piece was, if receivers compare."""
         pieces = [
-            Piece(index, box, was, 0, 0)
-            for (index, box), was in zip(self._mine, hashes or [0] * len(self._mine))
+            piece_of(index, box, was, message)
+            for (index, box), was, message in zip(self._mine, hashes or [0] * len(self._mine), messages)
         ]
-        header = Frame(
+        return Frame(
             self._senders.index(self._rank),
             len(self._senders),
             whole,
@@ -359,49 +441,49 @@ class WeightSync:
             version,
             0 if whole else self._version,
             pieces,
-            None,
         )
-        return frames.write(header, messages, self._entries, self._fingerprint)
 
     def _commit(self, made: _Made) -> None:
         """Moves the base on by the messages themselves. If that fails, the next version is whole."""
 
-        def move(place_and_message: tuple[tuple[int, Box], bytes]) -> None:
-            (index, box), message = place_and_message
+        def move(piece: Piece) -> None:
+            index, box = piece.entry, piece.box
             if (index, box) not in self._base:
                 self._base[index, box] = torch.empty(box.sizes, dtype=self._entries[index].dtype)
-            address = frames.memory_of(message).ctypes.data
-            frames.apply(Piece(index, box, 0, address, len(message)), self._base[index, box])
+            frames.apply(piece, self._base[index, box])
 
         self._run, self._version, self.last = self._run or self._new_run, made.sent.version, made.sent
         try:
-            self._map(move, list(zip(self._mine, made.messages)))
+            self._map(move, made.pieces)
         except BaseException:
             self._base.clear()
             raise
 
     # ---- a receiver ----
 
-    def _targets(self) -> list[torch.Tensor]:
+    def _targets(self) -> list[list[tuple[Box, torch.Tensor]]]:
         """Returns what a receiver writes to, of each entry. Error if that cannot be done."""
-        tensors, found = self._tensors(), []
+        tensors, targets = self._tensors(), []
         for entry in self._entries:
-            target = local(entry, tensors[entry.name])
-            if target.dtype != entry.dtype:
-                raise Error(
-                    "argument",
-                    f"dtype is {self._dtype}, and {entry.name} is of {target.dtype} here: receivers have "
-                    "the dtype in which weights travel",
-                )
-            memory = Memory.of(target)
-            if memory is not None and memory.shares_elements():
-                raise Error(
-                    "argument",
-                    f"{entry.name} has several elements in the same memory (strides {target.stride()}): "
-                    "receivers must be able to write each",
-                )
-            found.append(target)
-        return found
+            targets.append(local(entry, tensors[entry.name]))
+            for _, target in targets[-1]:
+                self._check_target(entry, target)
+        return targets
+
+    def _check_target(self, entry: Entry, target: torch.Tensor) -> None:
+        if target.dtype != entry.dtype:
+            raise Error(
+                "argument",
+                f"dtype is {self._dtype}, and {entry.name} is of {target.dtype} here: receivers have "
+                "the dtype in which weights travel",
+            )
+        memory = Memory.of(target)
+        if memory is not None and memory.shares_elements():
+            raise Error(
+                "argument",
+                f"{entry.name} has several elements in the same memory (strides {target.stride()}): "
+                "receivers must be able to write each",
+            )
 
     def _check_version(self, part: Frame) -> None:
         """Raises an Error that names the gap, unless the frame fits the weights here."""
@@ -437,11 +519,8 @@ class WeightSync:
         tensors = self._tensors()
 
         def differs(piece: Piece) -> bool:
-            held = self._entries[piece.entry].box
-            if held is None or held.common(piece.box) != piece.box:
-                return False
             values = self._read(piece.entry, piece.box, tensors)
-            return frames.checksum(values.data_ptr(), values.nbytes) != piece.hash
+            return values is not None and frames.checksum(values.data_ptr(), values.nbytes) != piece.hash
 
         pieces = [piece for part in parts if part.is_hashed for piece in part.pieces]
         for piece, is_other in zip(pieces, self._map(differs, pieces)):
@@ -453,31 +532,16 @@ class WeightSync:
     def _apply(self, parts: Sequence[Frame]) -> None:
         """Applies frames that have been checked. If that fails part way, these weights are no version: only
         whole ones are taken then."""
-        held = self._targets()
+        targets, tensors = self._targets(), self._tensors()
 
         def change(piece: Piece) -> None:
-            mine, target = self._entries[piece.entry].box, held[piece.entry]
-            if mine is None:
-                return
-            common = mine.common(piece.box)
-            if not common.numel():
-                return
-            # torch writes to tensors of inference mode within it only, and each thread has a mode of its own
-            with torch.inference_mode(target.is_inference()):
-                view = target[common.within(mine)]
-                if common == piece.box and view.is_contiguous() and view.device.type == "cpu":
-                    frames.apply(piece, view)
-                    return
-                # Elements that this rank does not hold come out as anything, and are dropped.
-                room = torch.zeros(piece.box.sizes, dtype=view.dtype)
-                place = common.within(piece.box)
-                room[place] = view.cpu()
-                frames.apply(piece, room)
-                view.copy_(room[place])
+            write(piece, targets[piece.entry])
 
         # what is written by address is to fail a backward pass under way, too
-        tensors = self._tensors()
-        torch.autograd.graph.increment_version([tensors[entry.name] for entry in self._entries])
+        written = (tensors[entry.name] for entry in self._entries)
+        torch.autograd.graph.increment_version(
+            [held for one in written for held in ([one] if isinstance(one, torch.Tensor) else memories(one))]
+        )
         self._run, self._version = 0, 0
         try:
             self._map(change, [piece for part in parts for piece in part.pieces])
@@ -491,15 +555,15 @@ class WeightSync:
 
     # ---- both ----
 
-    def _tensors(self) -> Mapping[str, torch.Tensor]:
-        found = named_tensors(self._model, self._buffers)
+    def _tensors(self) -> dict[str, torch.Tensor | Parts]:
+        named = named_tensors(self._model, self._buffers)
         for entry in self._entries:
-            if entry.name not in found:
+            if entry.name not in named:
                 raise Error("state", f"the model has no {entry.name} any more")
-        if len(found) > len(self._entries):
-            new = min(found.keys() - {entry.name for entry in self._entries})
+        if len(named) > len(self._entries):
+            new = min(named.keys() - {entry.name for entry in self._entries})
             raise Error("state", f"the model has {new}, and had it not before: make a new WeightSync")
-        return found
+        return named
 
     def _map(self, function: Callable[[_T], _R], items: Iterable[_T]) -> list[_R]:
         """Returns what the function returns of each. When one fails, no other is still under way."""
@@ -518,9 +582,34 @@ class WeightSync:
         raise Error("state", f"{call}() on rank {self._rank}, which {role}: source is {self._senders}")
 
 
+def write(piece: Piece, targets: Sequence[tuple[Box, torch.Tensor]]) -> None:
+    """Writes what a piece has of these boxes into the memory that holds each."""
+    views = []
+    for box, target in targets:
+        common = box.common(piece.box)
+        if common.numel():
+            views.append((common, target, common.within(box)))
+    if not views:
+        return
+    # torch writes to tensors of inference mode within it only, and each thread has a mode of its own
+    with torch.inference_mode(any(target.is_inference() for _, target, _ in views)):
+        common, target, place = views[0]
+        view = target[place]
+        if len(views) == 1 and common == piece.box and view.is_contiguous() and view.device.type == "cpu":
+            frames.apply(piece, view)
+            return
+        # Elements that this rank does not hold come out as anything, and are dropped.
+        room = torch.zeros(piece.box.sizes, dtype=target.dtype)
+        for common, target, place in views:
+            room[common.within(piece.box)] = target[place].cpu()
+        frames.apply(piece, room)
+        for common, target, place in views:
+            target[place].copy_(room[common.within(piece.box)])
+
+
 class _Made(NamedTuple):
-    frame: bytes
-    messages: list[bytes]
+    frame: list[Any]  # of buffers
+    pieces: list[Piece]
     sent: Sent
 
 
@@ -535,4 +624,5 @@ def _checked(everyone: list[Any]) -> list[Any]:
 def _words(failure: Exception | None) -> tuple[str, str] | None:
     if failure is None:
         return None
-    return (failure.status if isinstance(failure, Error) else "argument", str(failure))
+    status = "transport" if isinstance(failure, OSError) else "argument"
+    return (failure.status if isinstance(failure, Error) else status, str(failure))

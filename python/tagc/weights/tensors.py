@@ -15,8 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from tagc._library import Error
 from tagc.torch.extension import unwrapped
 
-PIECE_ELEMS = 1 << 24  # of one message, so that threads share the work of a large tensor
-WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # of torch.compile() and of activation checkpoints
+PIECE_ELEMS = 1 << 23  # of one message: threads share a large tensor, and a receiver holds one at a time
+# of torch.compile(), of activation checkpoints, and of FSDP1
+WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 
 class Memory(NamedTuple):
@@ -100,10 +101,30 @@ class Box(NamedTuple):
 
 
 def product(numbers: Iterable[int]) -> int:
-    found = 1
+    result = 1
     for number in numbers:
-        found *= number
-    return found
+        result *= number
+    return result
+
+
+class Part(NamedTuple):
+    """Memory of this rank that has a box of a tensor: all of it from these indices on."""
+
+    tensor: torch.Tensor
+    offsets: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """A tensor whose elements lie in parts of others on this rank, such as rows of a packed weight, or of
+    which it holds a shard, or nothing. Parts of a receiver may have the same box: both are written."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    parts: tuple[Part, ...] = ()
+
+
+Tensors = Mapping[str, "torch.Tensor | Parts"]
 
 
 @dataclasses.dataclass
@@ -114,39 +135,45 @@ class Entry:
     shape: tuple[int, ...]
     dtype: torch.dtype
     is_sharded: bool
-    box: Box | None  # what this rank holds; None: nothing
+    boxes: tuple[Box, ...]  # what this rank holds
     held: torch.dtype  # in which this rank has it
 
     def form(self) -> str:
         """Returns what must stay as it was when the WeightSync was made."""
         text = f"{self.shape} {self.held}"
-        return f"sharded, {text}, here {self.box}" if self.is_sharded else text
+        return f"sharded, {text}, here {list(self.boxes)}" if self.is_sharded else text
 
     def words(self) -> str:
         """Returns what all ranks must have alike."""
         return f"{self.name} {list(self.shape)} {str(self.dtype).removeprefix('torch.')}"
 
 
-def named_tensors(
-    model: torch.nn.Module | Mapping[str, torch.Tensor], buffers: bool
-) -> dict[str, torch.Tensor]:
+def named_tensors(model: torch.nn.Module | Tensors, buffers: bool) -> dict[str, torch.Tensor | Parts]:
     """Returns the tensors by name, tied ones once, under their first name. Of a module these are its
     parameters, and if asked for the buffers that checkpoints have."""
-    found: dict[str, torch.Tensor] = {}
+    named: dict[str, torch.Tensor | Parts] = {}
     seen = set()
     for name, tensor in (model if isinstance(model, Mapping) else _of_module(model, buffers)).items():
-        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+        if not isinstance(name, str) or not isinstance(tensor, (torch.Tensor, Parts)):
             raise Error("argument", f"{name} is a {type(tensor).__name__}, must be a tensor by name")
-        held = tensor.detach()
-        held = held.to_local() if isinstance(held, DTensor) else held
-        if type(held).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # it may have no memory
-            where = "here " if isinstance(tensor, DTensor) else ""
-            raise Error("unsupported", f"{name} is {where}a {type(held).__name__}, must be a plain tensor")
-        memory = Memory.of(tensor)
+        for held in memories(tensor):
+            if type(held).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # it may have no memory
+                where = "here " if isinstance(tensor, DTensor) else ""
+                kind = type(held).__name__
+                raise Error("unsupported", f"{name} is {where}a {kind}, must be a plain tensor")
+        memory = Memory.of(tensor) if isinstance(tensor, torch.Tensor) else None
         if memory is None or memory not in seen:
-            found[name] = tensor
+            named[name] = tensor
         seen.add(memory)
-    return found
+    return named
+
+
+def memories(tensor: torch.Tensor | Parts) -> list[torch.Tensor]:
+    """Returns what this rank holds of a tensor, as plain tensors."""
+    if isinstance(tensor, Parts):
+        return [part.tensor.detach() for part in tensor.parts]
+    held = tensor.detach()
+    return [held.to_local() if isinstance(held, DTensor) else held]
 
 
 def _of_module(model: torch.nn.Module, buffers: bool) -> dict[str, torch.Tensor]:
@@ -162,12 +189,12 @@ def _of_module(model: torch.nn.Module, buffers: bool) -> dict[str, torch.Tensor]
             "of tensors "
             "by name, or use FSDP2",
         )
-    found: dict[str, torch.Tensor] = {_plain_name(name): p for name, p in module.named_parameters()}
+    named: dict[str, torch.Tensor] = {_plain_name(name): p for name, p in module.named_parameters()}
     if buffers:  # state_dict() drops some wrappers from names, and named_buffers() none
         in_checkpoints = set(map(_plain_name, module.state_dict()))
-        named = {_plain_name(name): buffer for name, buffer in module.named_buffers()}
-        found |= {name: buffer for name, buffer in named.items() if name in in_checkpoints}
-    return found
+        held = {_plain_name(name): buffer for name, buffer in module.named_buffers()}
+        named |= {name: buffer for name, buffer in held.items() if name in in_checkpoints}
+    return named
 
 
 def _plain_name(name: str) -> str:
@@ -176,19 +203,20 @@ def _plain_name(name: str) -> str:
     return name
 
 
-def entries_of(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None) -> list[Entry]:
+def entries_of(tensors: Tensors, dtype: torch.dtype | None) -> list[Entry]:
     """Returns an entry per tensor, in the order of names, so that ranks need not build a model in the same
     order. dtype: in which floating-point numbers travel; None: in their own."""
     entries = []
     for name in sorted(tensors):
         tensor = tensors[name]
-        is_lazy = tensor.is_conj() or tensor.is_neg()
-        if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized or is_lazy:
-            raise Error(
-                "unsupported",
-                f"{name} is not a plain tensor in memory (meta, sparse, quantized or conjugate)",
-            )
-        travels = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        for held in [tensor] if isinstance(tensor, torch.Tensor) else memories(tensor):
+            is_lazy = held.is_conj() or held.is_neg()
+            if held.layout is not torch.strided or held.is_meta or held.is_quantized or is_lazy:
+                raise Error(
+                    "unsupported",
+                    f"{name} is not a plain tensor in memory (meta, sparse, quantized or conjugate)",
+                )
+        travels = dtype if dtype is not None and tensor.dtype.is_floating_point else tensor.dtype
         entries.append(_entry(name, tensor, travels))
     if not entries:
         raise Error("argument", "the model has no parameters")
@@ -196,14 +224,19 @@ def entries_of(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None) -
     return entries
 
 
-def _entry(name: str, tensor: torch.Tensor, travels: torch.dtype) -> Entry:
-    is_sharded = isinstance(tensor, DTensor)
-    return Entry(name, tuple(tensor.shape), travels, is_sharded, box_of(name, tensor), tensor.dtype)
+def _entry(name: str, tensor: torch.Tensor | Parts, travels: torch.dtype) -> Entry:
+    is_sharded = not isinstance(tensor, torch.Tensor) or isinstance(tensor, DTensor)
+    return Entry(name, tuple(tensor.shape), travels, is_sharded, boxes_of(name, tensor), tensor.dtype)
 
 
-def _check_apart(tensors: Mapping[str, torch.Tensor]) -> None:
+def _check_apart(tensors: Tensors) -> None:
     """Raises an Error if two tensors overlap in memory: a change of both would be made twice."""
-    placed = [(name, memory) for name, tensor in tensors.items() if (memory := Memory.of(tensor)) is not None]
+    placed = [
+        (name, memory)
+        for name, tensor in tensors.items()
+        for held in ([tensor] if isinstance(tensor, torch.Tensor) else memories(tensor))
+        if (memory := Memory.of(held)) is not None
+    ]
     beside: list[tuple[str, Memory]] = []
     for name, memory in sorted(placed, key=lambda item: (str(item[1].device), item[1].begin)):
         beside = [o for o in beside if o[1].device == memory.device and o[1].end > memory.begin]
@@ -216,14 +249,25 @@ def _check_apart(tensors: Mapping[str, torch.Tensor]) -> None:
         beside.append((name, memory))
 
 
-def box_of(name: str, tensor: torch.Tensor) -> Box | None:
-    """Returns what of the tensor this rank holds; None if nothing."""
+def boxes_of(name: str, tensor: torch.Tensor | Parts) -> tuple[Box, ...]:
+    """Returns what of the tensor this rank holds, a box for each of memories()."""
+    if isinstance(tensor, Parts):
+        boxes = tuple(Box(tuple(part.offsets), tuple(part.tensor.shape)) for part in tensor.parts)
+        for box, part in zip(boxes, tensor.parts):
+            n_dims = {len(tensor.shape), len(box.offsets), len(box.sizes)}
+            if len(n_dims) > 1 or any(not 0 <= a <= a + n <= m for a, n, m in zip(*box, tensor.shape)):
+                raise Error("argument", f"{name} is {list(tensor.shape)}, and has no {box}")
+            if part.tensor.dtype != tensor.dtype:
+                raise Error(
+                    "argument", f"{name} is of {tensor.dtype}, and a part of it of {part.tensor.dtype}"
+                )
+        return boxes
     offsets, sizes = [0] * tensor.ndim, list(tensor.shape)
     if not isinstance(tensor, DTensor):
-        return Box(tuple(offsets), tuple(sizes))
+        return (Box(tuple(offsets), tuple(sizes)),)
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
-        return None
+        return ()
     for i, placement in enumerate(tensor.placements):
         if isinstance(placement, Replicate):
             continue
@@ -240,14 +284,13 @@ def box_of(name: str, tensor: torch.Tensor) -> Box | None:
             f"gives it "
             f"{tuple(sizes)}",
         )
-    return Box(tuple(offsets), tuple(sizes)) if product(sizes) else None
+    return (Box(tuple(offsets), tuple(sizes)),) if product(sizes) else ()
 
 
-def local(entry: Entry, tensor: torch.Tensor) -> torch.Tensor:
+def local(entry: Entry, tensor: torch.Tensor | Parts) -> list[tuple[Box, torch.Tensor]]:
     """Returns what this rank holds of a tensor, which must be as it was when the entry was made."""
     now = _entry(entry.name, tensor, entry.dtype)
     if now.form() != entry.form():
         hint = " (FSDP2: call model.reshard() first)" if entry.is_sharded > now.is_sharded else ""
         raise Error("state", f"{entry.name} has changed: it was {entry.form()}, and is {now.form()}{hint}")
-    held = tensor.detach()
-    return held.to_local() if isinstance(held, DTensor) else held
+    return list(zip(entry.boxes, memories(tensor)))

@@ -25,6 +25,8 @@ from tagc.torch import Error
 LOSSLESS = {"sparsity": 0, "values": "fp32", "verbose": False}
 # 2 bits would tell DDP's buckets apart, which it makes anew
 LOSSY = {"sparsity": 0.9, "values": "fp32", "verbose": False}
+# all that a line of a trainer's log gets
+LOGGED = {f"tagc/{name}" for name in ("bits_per_param", "sparsity", "ratio", "exchange_s", "n_nonfinite")}
 
 
 def shared_folder(rank):
@@ -153,6 +155,7 @@ def in_the_trainer(rank, world_size):
             == [2, 4, 6]
             == [entry["step"] for entry in log if "loss" in entry]
         )
+        assert all({key for key in entry if "tagc/" in key} == LOGGED for entry in logged), logged
         callback.handle.close()
         checkpoint = folder / f"lossy{fsdp}" / "checkpoint-3"
         unbroken, _, _ = trained(checkpoint.parent, LOSSY, fsdp)
@@ -363,6 +366,7 @@ def with_lightning(rank, world_size):
             furthest(found, dense) < 2e-5
             and callback.handle.n_steps == n_exchanges
             and metrics["tagc/bits_per_param"] > 30
+            and {name for name in metrics if "tagc/" in name} == LOGGED
         ), metrics
         unbroken, earlier, _ = run(LOSSY, shards, save=folder / f"{shards}")
         for again in (None, earlier):

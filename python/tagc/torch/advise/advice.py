@@ -1,11 +1,12 @@
 """advise(): measures the link, the codec and torch's own collectives, and says what to choose, "off"
 included.
 
-survey.py measures; forecast() and choose() are pure functions of what it found, the same on every rank."""
+survey.py measures, and the planner says what a step takes with that; forecast() and choose() are pure, the
+same on every rank."""
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from tagc import _library as lib
+from tagc import _planner as planner
 from tagc._library import Error
 from tagc.torch.advise.choice import (
     EVERY,
@@ -28,8 +30,20 @@ from tagc.torch.advise.choice import (
     seconds_text,
 )
 from tagc.torch.advise.first_words import about_host
-from tagc.torch.advise.shape import Held, Shape, advised, held_bytes, is_one, look
-from tagc.torch.advise.survey import GRADIENTS, LOCAL, N_RUNS, WIRES, Survey, by_codec, name_of, own_work_of
+from tagc.torch.advise.shape import OTHER, Shape, advised, is_one, look
+from tagc.torch.advise.survey import (
+    AGAIN,
+    DTYPES,
+    GRADIENTS,
+    LOCAL,
+    LOCAL_OPTIONS,
+    N_RUNS,
+    WIRES,
+    Survey,
+    codec_of,
+    own_work_of,
+    parts_of,
+)  # fmt: skip
 from tagc.torch.exchange import cores, internals, streams
 from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.comm import share
@@ -40,7 +54,6 @@ from tagc.torch.exchange.waits import timeout_of
 from tagc.torch.hooks.kinds import kind_of
 from tagc.torch.schedule.options import Settings, check_known
 
-BACKWARD = 2 / 3  # of a pass's computing, which DDP's exchange overlaps
 BUSY = 1.5  # times that runs of the same measurement may differ by
 
 
@@ -81,7 +94,7 @@ def advise(
     "bucket" (where units are too small for this link: how many elements they should have, and what to write),
     "reason", "text", "where" (of the hosts, in words), "ranks_per_host" (whose gradients are added up within
     the host), "rows" (each way to communicate: seconds of gradients, parameters, "own_s" (FSDP2's own work),
-    and a step, and "card_bytes", which a host sends to others in a step), "link",
+    and a step, "card_bytes", which a host sends to others in a step, and "n_units"), "link",
     "codec", "measured", "spread" (the slowest run of a measurement over its fastest: much above 1, something
     else was running), and "local" (with `every`: "choice", "verdict", "every", "bits" per parameter and
     step, "exchange_s", "step_s", "reason"; else None)."""
@@ -222,7 +235,7 @@ def advise_shape(
         "measured": found["seconds"],
         "spread": found["spread"],
     }
-    advice["bucket"] = bucket_of(shape, found, step_s, advice["name"])
+    advice["bucket"] = bucket_of(shape, found, step_s, advice["name"], survey.hosts.per_host)
     advice["local"] = None if every is None else local_of(shape, found, advice, every, n_reducers)
     advice["text"] = text_of(advice)
     return _said(advice, verbose)
@@ -289,120 +302,144 @@ def _seconds_of(model: torch.nn.Module, step: Callable[[], object]) -> float:
 
 # ---- from measurements to a choice: pure ----
 
+_TIMES = {"sum within": "sum_within", "share within": "share_within", "copy out": "copy_out",
+          "copy back": "copy_back"}  # fmt: skip
 
-def cost(found: Mapping[str, Any], what: str, n: float) -> float:
-    """Returns seconds for n elements, from the line through the two sizes that were measured."""
-    points = sorted((int(size), seconds) for size, seconds in found["seconds"][what].items())
-    (small, fixed), (large, full) = points[0], points[-1]
-    if large == small:
-        return full
-    slope = max(0.0, (full - fixed) / (large - small))
-    return max(0.0, min(fixed, full) - slope * small) + slope * n
+
+def _timed(by_size: Mapping[int, float]) -> planner.Timed:
+    """Returns the smallest and the largest size that were measured."""
+    points = sorted((int(n), seconds) for n, seconds in by_size.items())
+    (n_small, small_s), (n_large, large_s) = points[0], points[-1]
+    return planner.Timed((n_small, n_large), (small_s, large_s))
+
+
+class Asked:
+    """The questions to the planner about a model (planning/sizes/units.h): found: what was measured.
+    per_host: the ranks of a host, each of which has as much of the gradient to exchange."""
+
+    def __init__(
+        self, shape: Shape, found: Mapping[str, Any], step_s: float | None = None, per_host: int = 1
+    ) -> None:
+        self._shape, self._codec = shape, found["codec"]
+        units = [
+            planner.UnitsUnit(
+                tuple(unit.get(kind, 0) for kind in lib.CLASSES),
+                *(held.get(dtype, 0) for dtype in ("fp32", "bf16", OTHER)),
+                n_gathers,
+            )
+            for unit, held, n_gathers in zip(shape.units, shape.held, shape.n_gathers)
+        ]
+        self._question = question = planner.UnitsQuestion(
+            units=(planner.UnitsUnit * len(units))(*units),
+            n_units=len(units),
+            world_size=shape.world_size,
+            ranks_per_host=per_host,
+            is_ddp=shape.wrap == "ddp",
+            is_all_reduce=shape.all_reduce,
+            reduces_frozen=advised(shape.wrap).reduces_frozen,
+            n_passes=shape.accumulate,
+            compute_s=step_s or 0,
+        )
+        times, seconds = question.times, found["seconds"]
+        times.latency_s, times.bytes_per_s = found["link"]
+        for what, name in _TIMES.items():
+            if what in seconds:
+                setattr(times, name, _timed(seconds[what]))
+        for i, dtype in enumerate(DTYPES):
+            for what, lines in (("reduce", times.reduce), ("gather", times.gather)):
+                if (by_size := seconds.get(f"torch {what} {dtype}")) is not None:
+                    lines[i] = _timed(by_size)
+            if (by_size := seconds.get(own_work_of(i + 1))) is not None:
+                times.own[i] = _timed(by_size)
+
+    def __call__(
+        self,
+        *,
+        reduce: str | None = None,
+        narrows: bool = False,
+        options: Mapping[str, Any] | None = None,
+        parameters: str | None = None,
+        on_device: bool = False,
+        joined: int = 0,
+    ) -> Any:
+        """Returns the planner's answer. reduce, narrows: of torch's own. options: of compress(), by which
+        tagc exchanges gradients. parameters: by which it gathers."""
+        q = self._question
+        q.reduce = lib.FORMATS[reduce or self._shape.reduce]
+        q.narrows, q.codec_on_host, q.joined = narrows, not on_device, joined
+        q.parameters = -1 if parameters is None else planner.GATHER_KINDS[parameters]
+        q.gradients = None
+        if options is not None:
+            parts = parts_of(options, self._shape.reduce)
+            q.gradients = planner.options_of(parts)
+            q.codec_s = tuple(
+                self._codec.get(codec_of(part, on_device), self._codec[codec_of(part)]) for part in parts
+            )
+        if parameters is not None:
+            q.gather_s, q.again_s = self._codec[f"gather {parameters}"], self._codec[AGAIN]
+        return planner.units(q)
 
 
 def forecast(
-    shape: Shape, found: Mapping[str, Any], step_s: float | None = None, per_host: int = 1
+    shape: Shape, found: Mapping[str, Any], step_s: float | None = None, per_host: int = 1, joined: int = 0
 ) -> list[dict[str, Any]]:
     """Returns a row for each way to communicate, from the mildest to the strongest: seconds in a step, and
-    bytes through the card of a host in each direction, of torch's own as NCCL's ring sends them.
-    per_host: the ranks of a host, each of which has as much of the gradient to exchange."""
-    sizes = [sum(unit.values()) for unit in shape.units]
-    agree_s = cost(found, "agree", 0)
-    gathers = Gathers(shape, found, agree_s, per_host)
-    around = (shape.world_size - 1) / shape.world_size  # of a ring's bytes, which pass each card
+    bytes through the card of a host in each direction, of torch's own as NCCL's ring sends them. joined:
+    neighbouring units have so many elements at least."""
+    asked = Asked(shape, found, step_s, per_host)
     rows: list[dict[str, Any]] = []
 
-    def total(what: str, extra_s: float = 0.0, of: Sequence[int] = sizes) -> float:
-        return sum(cost(found, what, n) + extra_s for n in of if n)
+    def add(name: str, chosen: Mapping[str, Any] | None, torch: Mapping[str, str], **way: Any) -> None:
+        reply = asked(joined=joined, **way)
+        rows.append(
+            {
+                "name": name,
+                "choice": "off" if chosen is None else "compress",
+                "options": chosen or {},
+                "torch": torch,
+                "gradients_s": reply.gradients_s,
+                "parameters_s": reply.parameters_s,
+                "comm_s": reply.gradients_s + reply.parameters_s,
+                "exposed_s": reply.exposed_s,
+                "own_s": reply.own_s,
+                "step_s": None if step_s is None else reply.step_s,
+                "card_bytes": reply.host_bytes,
+                "n_units": reply.n_units,
+            }
+        )
 
-    def add(
-        name: str,
-        choice: str,
-        gradients_s: float,
-        parameters_s: float,
-        card_bytes: float | None,
-        options: Mapping[str, Any] | None = None,
-        torch: Mapping[str, str] | None = None,
-    ) -> None:
-        comm_s = gradients_s + parameters_s
-        row: dict[str, Any] = {
-            "name": name,
-            "choice": choice,
-            "options": options or {},
-            "torch": torch or {},
-            "gradients_s": gradients_s,
-            "parameters_s": parameters_s,
-            "comm_s": comm_s,
-            "exposed_s": comm_s,
-            "own_s": gathers.own_s,
-            "step_s": None,
-            "card_bytes": card_bytes,
-        }
-        if step_s is not None:
-            if shape.wrap == "ddp":
-                row["exposed_s"] = max(0.0, comm_s - BACKWARD * step_s / shape.accumulate)
-            row["step_s"] = step_s + row["exposed_s"] + gathers.own_s
-        rows.append(row)
-
-    def torch_reduces(dtype: str) -> float:
-        return total(f"torch reduce {dtype}", of=shape.reduced)
-
-    def ring_bytes(reduce: str, in_bf16: bool = False) -> float:
-        reduced = sum(shape.reduced) * (2 if reduce == "bf16" else 4) * (1 + shape.all_reduce)
-        return around * (reduced + gathers.torchs_bytes(in_bf16))
-
-    def tagcs_bytes(what: str, gathered: float | None) -> float | None:
-        bits = found["bits"].get(what)
-        return None if bits is None or gathered is None else bits / 8 * sum(sizes) + gathered
-
-    copies_s = sum(
-        copies(found, shape.reduce, n // per_host, n // (per_host if shape.all_reduce else shape.world_size))
-        for n in sizes
-    )
-    add(
-        torch_name(shape) + ", as it is",
-        "off",
-        torch_reduces(shape.reduce),
-        gathers.by_torch(),
-        ring_bytes(shape.reduce),
-    )
+    gathered = [held for held, times in zip(shape.held, shape.n_gathers) if times]
+    add(torch_name(shape) + ", as it is", None, {})
     if shape.reduce != "bf16":
-        add(
-            torch_name(shape, reduce="bf16"),
-            "off",
-            torch_reduces("bf16"),
-            gathers.by_torch(),
-            ring_bytes("bf16"),
-            torch={"reduce": "bf16"},
-        )
-    if gathers.has_fp32:
-        add(
-            torch_name(shape, reduce="bf16", gather="bf16"),
-            "off",
-            torch_reduces("bf16"),
-            gathers.by_torch(in_bf16=True),
-            ring_bytes("bf16", in_bf16=True),
-            torch={"reduce": "bf16", "param": "bf16"},
-        )
-    for options in itertools.chain(*map(by_codec, GRADIENTS)):
-        if name_of(options) not in found["seconds"]:
-            continue
-        is_on_device = "codec" in options
-        gradients_s = total(name_of(options), agree_s) + (0.0 if is_on_device else copies_s)
-        others: tuple[str, ...] = WIRES
+        add(torch_name(shape, "bf16"), None, {"reduce": "bf16"}, reduce="bf16")
+    if any("fp32" in held for held in gathered):
+        halved = {"reduce": "bf16", "param": "bf16"}
+        add(torch_name(shape, "bf16", "bf16"), None, halved, reduce="bf16", narrows=True)
+    for options in GRADIENTS:
+        wires: tuple[str, ...] = WIRES
         if options.get("exchange") == "dense":  # nothing is lost, in parameters neither
-            others = ("bf16", "lossless") if shape.gather == "bf16" else (shape.gather,)
-        if not gathers.some_by_tagc:
-            others = ()
-        for parameters in (None, *others):
-            parameters_s = gathers.by_torch() if parameters is None else gathers.by_tagc(parameters)
-            gathered = around * gathers.torchs_bytes() if parameters is None else gathers.bytes_of(parameters)
-            chosen = options | ({"parameters": parameters} if parameters else {})
-            if not is_on_device and name_of({**options, "codec": "device"}) in found["seconds"]:
-                chosen["codec"] = "host"  # which is not the default where there are kernels
-            card_bytes = tagcs_bytes(name_of(options), gathered)
-            add(name_of(chosen), "compress", gradients_s, parameters_s, card_bytes, chosen)
+            wires = ("bf16", "lossless") if shape.gather == "bf16" else (shape.gather,)
+        if shape.wrap != "fsdp2" or not any(map(is_one, gathered)):
+            wires = ()
+        has_kernels = codec_of(parts_of(options, shape.reduce)[0], True) in found["codec"]
+        for codec in ("host", "device") if has_kernels else (None,):
+            for parameters in (None, *wires):
+                chosen = options | ({"parameters": parameters} if parameters else {})
+                chosen |= {"codec": codec} if codec else {}  # the default is the device's
+                way = {"options": options, "parameters": parameters, "on_device": codec == "device"}
+                add(name_of(chosen), chosen, {}, **way)
     return rows
+
+
+def name_of(options: Mapping[str, Any]) -> str:
+    """Returns options of compress() as text."""
+    if options.get("exchange") == "dense":
+        what = "uncompressed"
+    else:
+        what = "every value as int8" if options["sparsity"] == 0 else f"{100 * options['sparsity']:g} % zero"
+    parameters = f", parameters {options['parameters']}" if options.get("parameters") else ""
+    on_device = ", codec on the device" if options.get("codec") == "device" else ""
+    return f"tagc, {what}{on_device}{parameters}"
 
 
 def torch_name(shape: Shape, reduce: str | None = None, gather: str | None = None) -> str:
@@ -413,106 +450,28 @@ def torch_name(shape: Shape, reduce: str | None = None, gather: str | None = Non
     return f"{shape.wrap.upper()} in {own}{differ}"
 
 
-def copies(found: Mapping[str, Any], dtype: str, n_out: int, n_back: int) -> float:
-    """Returns seconds from a device to the host and back; 0 where tensors are in CPU memory."""
-    if "copy out" not in found["seconds"]:
-        return 0.0
-    size = 0.5 if dtype == "bf16" else 1.0  # of an fp32 value, which is what was copied
-    return cost(found, "copy out", size * n_out) + cost(found, "copy back", size * n_back)
-
-
-class Gathers:
-    """Seconds and bytes of a step's gathers of parameters, those that are not trained included. own_s: what
-    FSDP2 itself takes around gathers and reductions."""
-
-    def __init__(self, shape: Shape, found: Mapping[str, Any], agree_s: float, per_host: int = 1) -> None:
-        self._shape, self._found, self._agree_s, self._per_host = shape, found, agree_s, per_host
-        self._units = [
-            (held, times * shape.accumulate, any(unit.values()))
-            for held, times, unit in zip(shape.held, shape.n_gathers, shape.units)
-            if times
-        ]
-        self.has_fp32 = any("fp32" in held for held, _, _ in self._units)
-        self.some_by_tagc = shape.wrap == "fsdp2" and any(is_one(held) for held, _, _ in self._units)
-        # of FSDP2, whoever communicates: its copies into and out of units
-        self.own_s = sum(
-            shape.accumulate * cost(found, own_work_of(times), sum(held.values()))
-            for held, times in zip(shape.held, shape.n_gathers)
-            if times and own_work_of(times) in found["seconds"]
-        )
-
-    def by_torch(self, in_bf16: bool = False) -> float:
-        return sum(times * self._torch_s(held, in_bf16) for held, times, _ in self._units)
-
-    def _torch_s(self, held: Held, in_bf16: bool = False) -> float:
-        if is_one(held):
-            (dtype,) = held
-            return cost(self._found, f"torch gather {'bf16' if in_bf16 else dtype}", held[dtype])
-        return cost(self._found, "torch gather fp32", held_bytes(held, in_bf16) / 4)
-
-    def by_tagc(self, parameters: str) -> float:
-        """Returns seconds where tagc gathers units of one dtype, in that format, and torch the others."""
-        seconds = 0.0
-        for held, times, is_trained in self._units:
-            if not is_one(held):
-                seconds += times * self._torch_s(held)
-                continue
-            ((dtype, n),) = held.items()
-            seconds += times * copies(self._found, dtype, n // self._shape.world_size, n // self._per_host)
-            n_first = self._n_sent(parameters, times, is_trained)
-            seconds += n_first * (cost(self._found, f"gather {parameters}", n) + self._agree_s)
-            if times > n_first:
-                again_s = cost(self._found, f"gather {parameters} again", n) + self._agree_s
-                seconds += (times - n_first) * again_s
-        return seconds
-
-    @staticmethod
-    def _n_sent(parameters: str, times: int, is_trained: bool) -> int:
-        """Returns how many of the gathers send something: deltas of values that have not changed do not."""
-        return int(is_trained) if parameters.startswith("delta") else times
-
-    def torchs_bytes(self, in_bf16: bool = False) -> float:
-        """Returns bytes of all of torch's gathers."""
-        return sum(times * held_bytes(held, in_bf16) for held, times, _ in self._units)
-
-    def bytes_of(self, parameters: str) -> float | None:
-        """Returns bytes of a host to others where tagc gathers in that format; None: not measured."""
-        bits = self._found["bits"].get(f"gather {parameters}")
-        if bits is None:
-            return None
-        n_ranks, n_bytes = self._shape.world_size, 0.0
-        for held, times, is_trained in self._units:
-            if is_one(held):
-                n_bytes += bits / 8 * sum(held.values()) * self._n_sent(parameters, times, is_trained)
-            else:
-                n_bytes += times * held_bytes(held) * (n_ranks - 1) / n_ranks
-        return n_bytes
-
-
 def bucket_of(
-    shape: Shape, found: Mapping[str, Any], step_s: float | None, name: str
+    shape: Shape, found: Mapping[str, Any], step_s: float | None, name: str, per_host: int = 1
 ) -> dict[str, Any] | None:
     """Returns how many elements units should have at least, for the row of that name: the smallest power of
     two beside which no other makes a difference; None where larger units do not pay. {"elems", "n_units",
     "comm_s" (with them), "how" (what to write)}."""
 
-    def row_of(one: Shape) -> dict[str, Any]:
-        return next(row for row in forecast(one, found, step_s) if row["name"] == name)
+    def row_of(elems: int) -> dict[str, Any]:
+        rows = forecast(shape, found, step_s, per_host, elems)
+        return next(row for row in rows if row["name"] == name) | {"elems": elems}
 
-    of, now = ("comm_s" if step_s is None else "step_s"), row_of(shape)
-    tried: list[tuple[int, int, dict[str, Any]]] = []  # (elements, units, row)
+    of, now = ("comm_s" if step_s is None else "step_s"), row_of(0)
+    tried = [now]
     for exponent in range(1, max(1, shape.n_elems).bit_length() + 1):
-        joined = shape.joined(2**exponent)
-        if len(joined.units) < (tried[-1][1] if tried else len(shape.units)):
-            tried.append((2**exponent, len(joined.units), row_of(joined)))
-    if not tried:
+        row = row_of(2**exponent)
+        if row["n_units"] < tried[-1]["n_units"]:
+            tried.append(row)
+    best = mildest(tried[1:], of) if tried[1:] else now
+    if lib.verdict(now[of], best[of]) != "pays":
         return None
-    best = mildest([row for _, _, row in tried], of)
-    elems, n_units, row = next(one for one in tried if one[2] is best)
-    if lib.verdict(now[of], row[of]) != "pays":
-        return None
-    how = advised(shape.wrap).units_of(elems)
-    return {"elems": elems, "n_units": n_units, "comm_s": row["comm_s"], "now_s": now["comm_s"], "how": how}
+    how = advised(shape.wrap).units_of(best["elems"])
+    return {key: best[key] for key in ("elems", "n_units", "comm_s")} | {"now_s": now["comm_s"], "how": how}
 
 
 def local_of(
@@ -520,10 +479,15 @@ def local_of(
 ) -> dict[str, Any]:
     """Returns what local steps would take, beside the row that was chosen. n_reducers: exchanges one after
     the other, one for each parameter."""
-    fixed_s = cost(found, LOCAL, 0)
-    exchange_s = cost(found, LOCAL, shape.n_elems) + (n_reducers - 1) * fixed_s
+    n_mean = shape.n_elems / n_reducers
+    unit: dict[str, Any] = {kind: part * n_mean for kind, part in shape.mix.items()}
+    whole = dataclasses.replace(
+        shape, units=[unit] * n_reducers, n_gathers=[0] * n_reducers, held=[{}] * n_reducers, all_reduce=True
+    )
+    reply = Asked(whole, found)(options=LOCAL_OPTIONS)
+    exchange_s, bits = reply.gradients_s, 8 * reply.host_bytes / shape.n_elems
     chosen = next(row for row in advice["rows"] if row["name"] == advice["name"])
-    compute_s, bits = advice["compute_s"], found["bits"][LOCAL]
+    compute_s = advice["compute_s"]
     if compute_s is None:
         steps = EVERY[-1] if every == "auto" else int(every)
         return {
@@ -554,19 +518,15 @@ def link_of(shape: Shape, found: Mapping[str, Any]) -> dict[str, float]:
     """Returns what each rank sent in a second: through tagc's connection, and what torch's own reduction came
     to if it had sent no more than it must. From and to a device, where tensors are on one: copy_out and
     copy_back."""
-    n = max(int(size) for size in found["seconds"]["all-to-all"])
-    share_of = (shape.world_size - 1) / shape.world_size
-    must = 4 * n * share_of * (2 if shape.all_reduce else 1)
+    seconds, (latency_s, bytes_per_s) = found["seconds"], found["link"]
+    n, reduce_s = max(seconds["torch reduce fp32"].items())
+    must = 4 * n * (shape.world_size - 1) / shape.world_size * (2 if shape.all_reduce else 1)
     link = {
         what.replace(" ", "_") + "_bytes_per_s": 4 * max(by_size) / by_size[max(by_size)]
-        for what, by_size in found["seconds"].items()
+        for what, by_size in seconds.items()
         if what.startswith("copy ")
     }
-    return link | {
-        "agree_s": found["seconds"]["agree"][0],
-        "bytes_per_s": 4 * n * share_of / found["seconds"]["all-to-all"][n],
-        "torch_bytes_per_s": must / found["seconds"]["torch reduce fp32"][n],
-    }
+    return link | {"agree_s": latency_s, "bytes_per_s": bytes_per_s, "torch_bytes_per_s": must / reduce_s}
 
 
 def text_of(advice: Mapping[str, Any]) -> str:

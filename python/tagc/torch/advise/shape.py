@@ -22,12 +22,6 @@ Held = dict[str, int]  # elements that a gather of a unit sends, by dtype; OTHER
 OTHER = "other"
 
 
-def held_bytes(held: Held, in_bf16: bool = False) -> int:
-    """Returns the bytes of a gather. in_bf16: of fp32 values in bf16."""
-    sizes = {"fp32": 2 if in_bf16 else 4, "bf16": 2, OTHER: 1}
-    return sum(n * sizes[dtype] for dtype, n in held.items())
-
-
 def is_one(held: Held) -> bool:
     """Returns whether tagc can gather it: torch sends several dtypes as bytes."""
     return len(held) == 1 and OTHER not in held
@@ -57,45 +51,6 @@ class Shape:
     def n_elems(self) -> int:
         """Elements of the gradients."""
         return sum(sum(unit.values()) for unit in self.units)
-
-    @property
-    def reduced(self) -> list[int]:
-        """Elements of each unit that torch reduces."""
-        sizes = [sum(unit.values()) for unit in self.units]
-        if not advised(self.wrap).reduces_frozen:
-            return sizes
-        return [max(n, sum(held.values())) if n else 0 for n, held in zip(sizes, self.held)]
-
-    def joined(self, elems: int) -> Shape:
-        """Returns the shape with neighbouring units joined up to so many elements, as buckets() does. A
-        unit that is gathered more or less often than the one before it, such as the root module, starts a
-        new one."""
-        units: list[dict[str, int]] = []
-        n_gathers: list[int] = []
-        helds: list[Held] = []
-        sizes = [
-            sum((unit if self.wrap == "ddp" else held).values()) for unit, held in zip(self.units, self.held)
-        ]
-        joined: list[int] = []  # sizes
-        for i, unit in enumerate(self.units):
-            rest = sum(
-                sizes[
-                    i : next(
-                        (k for k in range(i, len(sizes)) if self.n_gathers[k] != self.n_gathers[i]),
-                        len(sizes),
-                    )
-                ]
-            )
-            joins = units and n_gathers[-1] == self.n_gathers[i] and (joined[-1] < elems or rest < elems)
-            if joins:
-                units[-1], helds[-1] = _sums(units[-1], unit), _sums(helds[-1], self.held[i])
-                joined[-1] += sizes[i]
-            else:
-                units.append(unit)
-                helds.append(self.held[i])
-                joined.append(sizes[i])
-                n_gathers.append(self.n_gathers[i])
-        return dataclasses.replace(self, units=units, n_gathers=n_gathers, held=helds)
 
     @property
     def mix(self) -> dict[str, float]:

@@ -183,7 +183,7 @@ class Reduction(Call):
     def _task_of(self, unit: Unit, layout: Layout, way: Way, staging: Staging) -> Task | None:
         comms = [self.comm] if self.rows is None else [self.rows.comm, self.comm]
         sizes = self.n_elems, self.n_elems if self.is_all_reduce else layout.row
-        return unit.task(staging, way, self._what, comms, self.op, self.dtype, sizes, self.schedule)
+        return unit.task(staging, way, self.what, comms, self.op, self.dtype, sizes, self.schedule)
 
     def make_task(self, way: Way, staging: Staging, source: torch.Tensor) -> Task | None:
         if self.layout is None or not self._is_plain or self.failure or self.rows_wait:
@@ -221,7 +221,7 @@ class Reduction(Call):
     def _put(
         self, task: Task, layout: Layout, record: Record, put_back: Callable[[], object] = lambda: None
     ) -> None:
-        words, text = compared(self._what, self._numbers)
+        words, text = compared(self.what, self._numbers)
 
         def end() -> None:
             put_back()
@@ -236,7 +236,7 @@ class Reduction(Call):
 
     def word(self) -> int:
         """Returns a checksum of what all ranks must have alike, for libtagc to compare."""
-        data = struct.pack("=7q", *compared(self._what, self._numbers)[0])
+        data = struct.pack("=7q", *compared(self.what, self._numbers)[0])
         return int(lib.load().tagc_checksum(data, len(data)))
 
     def agree(self) -> None:
@@ -244,13 +244,13 @@ class Reduction(Call):
         self._agree(self.failure)
 
     @property
-    def _what(self) -> str:
+    def what(self) -> str:
         return f"gradients of {self.unit.name}"
 
     def _agree(self, failure: BaseException | None) -> float:
         """Returns the seconds that the agreement took. Collective: over the ranks of the host, of which one
         may have failed, and then over those of this place in all hosts."""
-        begin, within_s, what = time.perf_counter(), 0.0, self._what
+        begin, within_s, what = time.perf_counter(), 0.0, self.what
         if self.within is not None:
             try:
                 self.within.agree(what, self._numbers, failure)

@@ -77,6 +77,13 @@ class Follower(Protocol):
         ...
 
 
+class Stream(NamedTuple):
+    """A stream of a device, by its handle, and for what its later work waits (staging.FOR_RESULT)."""
+
+    handle: int
+    waits: int
+
+
 def _array(spans: Iterable[Span]) -> Any:
     pieces = [lib.Piece(*span) for span in spans]
     return (lib.Piece * len(pieces))(*pieces)
@@ -97,9 +104,9 @@ class Spans:
             pieces = torch.frombuffer(self._array, dtype=torch.int64).view(-1, words)
             self._addresses = pieces[:, lib.Piece.values.offset // 8]
 
-    def at(self, tensor: torch.Tensor) -> Any:
-        """Returns the array of pieces of that tensor, until the next call."""
-        torch.add(self._offsets, tensor.data_ptr(), out=self._addresses)
+    def at(self, address: int) -> Any:
+        """Returns the array of pieces of a tensor at that address, until the next call."""
+        torch.add(self._offsets, address, out=self._addresses)
         return self._array
 
 
@@ -108,7 +115,7 @@ class Model:
 
     shapes: of each parameter; owners get chunks along the first dimension. output: one of lib.OUTPUTS. name:
     for messages; models with different ones share work memory. rests: whether a parameter whose gradient is
-    zero keeps its residual."""
+    zero keeps its residual. queue: libtagc's of the device where gradients and sums are; None: CPU memory."""
 
     # of the exchange that ended last: sums beyond fp16, bytes to ranks of this host, and how long it took
     n_saturated, n_bytes_within, seconds = 0, 0, 0.0
@@ -125,6 +132,7 @@ class Model:
         op: str = "avg",
         name: str = "",
         rests: bool = False,
+        queue: ctypes.c_void_p | None = None,
     ) -> None:
         options, kinds, kept = follower.model_options(parameters, dtype)
         options.output, options.op = lib.OUTPUTS[output], lib.OPS[op]
@@ -150,9 +158,11 @@ class Model:
             tensor.name = parameter.name.encode()
             tensor.shape, tensor.n_dims = (ctypes.c_uint64 * len(shape))(*shape), len(shape)
             tensor.kind = lib.CLASSES[kinds[parameter.name]]
-        self._handle = ctypes.c_void_p()
+        self._handle, self.queue = ctypes.c_void_p(), queue
+        where = [] if queue is None else [queue]
         lib.call(
-            "tagc_model_create",
+            "tagc_model_create" if queue is None else "tagc_model_create_on",
+            *where,
             levels.within and levels.within.handle,
             levels.between.handle,
             tensors,
@@ -179,17 +189,27 @@ class Model:
         """Sets by what the next sums are multiplied."""
         lib.call("tagc_model_set_factor", self._handle, 0, factor)
 
-    def begin(self, find: Callable[[], tuple[Any, Any]], step: int) -> None:
+    def begin(self, find: Callable[[], tuple[Any, Any]], step: int, stream: Stream | None = None) -> None:
         """Starts an exchange, and returns at once. find: returns arrays of pieces, of gradients and of sums,
-        whose memory stays as it is until end(). step: its number, from which rounding derives. Collective."""
+        whose memory stays as it is until end(). step: its number, from which rounding derives. stream: of a
+        device, whose order protects the memory. Collective."""
         try:
             self.set_exchanges(step - 1)
-            self._arrays = find()
+            given, wanted = find()
         except Exception as problem:  # the others begin
             self.begin_failed(problem)
             return
-        given, wanted = self._arrays
-        lib.call("tagc_model_begin", self._handle, 0, given, len(given), wanted, len(wanted))
+        arrays = given, len(given), wanted, len(wanted)
+        if stream is not None:
+            lib.call("tagc_model_begin_on", self._handle, 0, *arrays, *stream)
+            return
+        self._arrays = given, wanted
+        lib.call("tagc_model_begin", self._handle, 0, *arrays)
+
+    def prepare(self, given: Any, wanted: Any) -> None:
+        """Takes the memory of a device for exchanges of pieces that lie so, whatever the plans will be.
+        Local."""
+        lib.call("tagc_model_prepare_on", self._handle, 0, given, len(given), wanted, len(wanted))
 
     def begin_failed(self, failure: BaseException) -> None:
         """Tells the others, in the place of begin(), that this rank has failed. Collective."""
@@ -279,10 +299,11 @@ class UnitModel:
         follower: Follower,
         rests: bool = False,
         held: range | None = None,
+        queue: ctypes.c_void_p | None = None,
     ) -> None:
         """layout: over all ranks, of layouts.chunked() or bucket(), or of one parameter. op: one of lib.OPS.
         held: of which chunks of a parameter a residual is, one after the other, with padding; None: it is of
-        the whole parameter, and zero where other ranks have it."""
+        the whole parameter, and zero where other ranks have it. queue: as of a Model."""
         self.name, self.layout, self.dtype, self.op = name, layout, dtype, op
         numbers = [i for i, parameter in enumerate(layout.parameters) if parameter.numel]
         self._parameters = [layout.parameters[i] for i in numbers]
@@ -305,6 +326,7 @@ class UnitModel:
         self._gaps = _gaps(own, layout.row)  # (start, elements) of sums
         self._stowed: dict[str, torch.Tensor] = {}  # residuals of what keeps none now
         self._is_new = True  # then it stows all, since how a residual rounds depends on the step
+        self._is_prepared = queue is None
         self._model: Model | None = Model(
             levels,
             self._parameters,
@@ -315,6 +337,7 @@ class UnitModel:
             op=op,
             name=f"gradients of {name}",
             rests=rests,
+            queue=queue,
         )
 
     @property
@@ -323,26 +346,53 @@ class UnitModel:
             raise Error("state", f"{self.name} is closed")
         return self._model
 
-    def is_alike(self, layout: Layout, dtype: torch.dtype, op: str) -> bool:
+    def is_alike(self, layout: Layout, dtype: torch.dtype, op: str, queue: ctypes.c_void_p | None) -> bool:
         """Returns whether it exchanges the same, but for what the schedule says."""
         own, other = (
             [parameter.name for parameter in each.parameters] + [each.n_elems, each.row]
             for each in (self.layout, layout)
         )
-        return own == other and (dtype, op) == (self.dtype, self.op)
+        return own == other and (dtype, op) == (self.dtype, self.op) and self.model.queue is queue
 
-    def begin(self, source: torch.Tensor, target: torch.Tensor, step: int, factor: float) -> None:
+    def begin(
+        self,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        step: int,
+        factor: float,
+        stream: Stream | None = None,
+    ) -> None:
         """Starts to give `target` the sums of the gradients in `source`, times `factor`. Both stay as they
-        are until the end. Collective."""
+        are until the end, or in the order of a device's stream. Collective."""
 
         def arrays() -> tuple[Any, Any]:
             self._unstow(step)
             self.model.set_factor(factor)
-            for start, n in self._gaps if target.data_ptr() != source.data_ptr() else ():
-                target[start : start + n].zero_()
-            return self._given.at(source), self._wanted.at(target)
+            self._clear_gaps(source, target)
+            self._prepare(source.data_ptr(), target.data_ptr())
+            return self._given.at(source.data_ptr()), self._wanted.at(target.data_ptr())
 
-        self.model.begin(arrays, step)
+        self.model.begin(arrays, step, stream)
+
+    def _clear_gaps(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        if target.data_ptr() == source.data_ptr():
+            return
+        if self._gaps and self.model.queue is not None:  # one launch
+            target.zero_()
+            return
+        for start, n in self._gaps:
+            target[start : start + n].zero_()
+
+    def prepare(self, is_in_place: bool) -> None:
+        """Takes the memory of a device that exchanges of tensors can come to need, before the first one.
+        is_in_place: whether sums come where gradients are. Local."""
+        n_bytes = self.layout.n_elems * self.dtype.itemsize
+        self._prepare(n_bytes, n_bytes if is_in_place else 2 * n_bytes)  # nothing is read there
+
+    def _prepare(self, source: int, target: int) -> None:
+        if not self._is_prepared:
+            self.model.prepare(self._given.at(source), self._wanted.at(target))
+            self._is_prepared = True
 
     def _unstow(self, step: int) -> None:
         """Gives the model what residuals there were before it."""

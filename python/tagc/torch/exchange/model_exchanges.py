@@ -1,11 +1,15 @@
-"""Exchanges of gradients in CPU memory by models of libtagc: a hook begins one, and goes on. Several are
-under way at once. They end in the order in which they began, so that all ranks tell the schedule the same in
-the same order."""
+"""Exchanges of gradients by models of libtagc: a hook begins one, and goes on. Several are under way at once.
+They end in the order in which they began, so that all ranks tell the schedule the same in the same order.
+
+In CPU memory a gradient and its sums stay until the end. On a device the order of streams protects them, and
+nothing here keeps them: what ends at the end of the pass is what the schedule and statistics get, and the
+failure."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import re
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -16,12 +20,17 @@ from tagc._library import LOST, Error
 from tagc.torch.exchange.call import Record, Reduction
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.layout import Layout
-from tagc.torch.exchange.model import Follower, UnitModel
+from tagc.torch.exchange.model import Follower, Stream, UnitModel
+from tagc.torch.exchange.reducer import LocalFailure
+from tagc.torch.exchange.staging import Staging, spoil
 from tagc.torch.exchange.unit import Unit, kind_of
 
 # Gradients whose exchanges are under way, beside one of any size: a rank that computes faster than it sends
 # would keep its whole gradient otherwise.
 MOST_BYTES = 32 << 20
+
+_OF_ANOTHER = re.compile("rank [0-9]+ failed")  # as libtagc tells of it
+_NOTHING = torch.empty(0, device="cpu")
 
 
 class Keeper(Follower, Protocol):
@@ -42,36 +51,53 @@ class Contents(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What begins. own: the unit of the hook. contents: None if this rank has a failure."""
+    """What begins. own: the unit of the hook. contents: None if this rank has a failure. staging: of the
+    device where source and target are, and where the current stream waits as the call says; None: they are in
+    CPU memory."""
 
     call: Reduction
     own: Unit
     contents: Contents | None
     source: torch.Tensor
     target: torch.Tensor
+    staging: Staging | None
 
 
 class Waiting(NamedTuple):
-    """An exchange under way that nobody has waited for yet."""
+    """An exchange under way that nobody has waited for yet. n_bytes: of the gradient that its end() keeps.
+    target: what becomes NaN if it fails; None: the device does that."""
 
     end: Callable[[], None]
-    source: torch.Tensor
-    target: torch.Tensor
+    n_bytes: int
+    target: torch.Tensor | None
 
 
 class ModelExchanges:
-    """Those of one handle. wait_for_jobs: waits for a thread's, where that ends them."""
+    """Those of one handle. wait_for_jobs: waits for a thread's, where that ends them. wait_for_device: until
+    a device's are over."""
 
-    def __init__(self, schedule: Keeper, wait_for_jobs: Callable[[], object]) -> None:
-        self._schedule, self._wait_for_jobs = schedule, wait_for_jobs
+    def __init__(
+        self,
+        schedule: Keeper,
+        wait_for_jobs: Callable[[], object],
+        wait_for_device: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._schedule, self._wait_for_jobs, self._wait_for_device = schedule, wait_for_jobs, wait_for_device
         self._waiting: collections.deque[Waiting] = collections.deque()
         self._n_bytes = 0  # of their sources
-        self._failed: list[tuple[Reduction, BaseException]] = []  # in this pass, in order
+        self._failed: list[tuple[Start, BaseException]] = []  # in this pass, in order
+        # what this rank has told the others of in the place of an exchange on a device
+        self.told: BaseException | None = None
 
     def begin(self, start: Start) -> Callable[[], None]:
-        """Begins an exchange. Returns what waits for its end, in any thread, and raises its failure.
-        Collective."""
+        """Begins an exchange. Returns what waits for its end, in any thread, and raises its failure. Raises a
+        LocalFailure where the others wait for this rank's messages. Collective."""
         failure, model = self._begin(start)
+        if start.staging is not None:
+            if failure is not None or start.contents is None:
+                spoil(start.target)
+                self.told = self.told or start.call.failure
+            start = start._replace(source=_NOTHING, target=_NOTHING)  # end() keeps both in CPU memory alone
 
         def end() -> None:
             try:
@@ -87,7 +113,7 @@ class ModelExchanges:
                 start.call.n_within = model.model.n_bytes_within
                 start.contents.record(stats, model.model.seconds, 0.0)
             except BaseException as problem:
-                self._failed.append((start.call, problem))
+                self._failed.append((start, problem))
                 raise
 
         return end
@@ -107,21 +133,36 @@ class ModelExchanges:
                 assert call.failure is not None
                 model.model.begin_failed(call.failure)
             else:
-                model.begin(start.source, start.target, call.step, factor)
+                self._put(model, start, factor)
+        except LocalFailure:
+            raise
         except Error as problem:
             return problem, model
         return None, model
 
+    @staticmethod
+    def _put(model: UnitModel, start: Start, factor: float) -> None:
+        source, target, call, staging = start.source, start.target, start.call, start.staging
+        if staging is None:
+            model.begin(source, target, call.step, factor)
+            return
+
+        def begin(stream: int, waits: int) -> None:
+            model.begin(source, target, call.step, factor, Stream(stream, waits))
+
+        staging.start(begin, source, target, call.waits)
+
     def _model_of(self, start: Start, contents: Contents, word: int, kind: str) -> UnitModel:
         """Returns that which exchanges it, made or changed if need be. kind: one of lib.OPS. Collective."""
         call, own, model = start.call, start.own.model, contents.unit.model
-        is_alike = model is not None and model.is_alike(contents.layout, call.dtype, kind)
+        queue = None if start.staging is None else start.staging.queue
+        is_alike = model is not None and model.is_alike(contents.layout, call.dtype, kind, queue)
         if own is not None and not (own is model and is_alike and own.layout is contents.layout):
             self.settle()
             own.model.ask(word)  # a rank that has begun what it exchanged before fails, too
         if model is None or not is_alike:
             return contents.unit.open_model(
-                call.levels, contents.layout, call.dtype, kind, self._schedule, call.unit.rests
+                call.levels, contents.layout, call.dtype, kind, self._schedule, call.unit.rests, queue
             )
         if model.layout is not contents.layout:
             model.follow(contents.layout)
@@ -131,8 +172,12 @@ class ModelExchanges:
 
     def leave(self, end: Callable[[], None], source: torch.Tensor, target: torch.Tensor) -> None:
         """Leaves an exchange under way until settle(). If it fails, the target becomes NaN."""
-        self._waiting.append(Waiting(end, source, target))
+        self._waiting.append(Waiting(end, source.nbytes, target))
         self._n_bytes += source.nbytes
+
+    def leave_on_device(self, end: Callable[[], None]) -> None:
+        """Likewise, on a device."""
+        self._waiting.append(Waiting(end, 0, None))
 
     def make_room(self, source: torch.Tensor) -> None:
         """Waits for the oldest ones, so that one of that gradient may begin."""
@@ -141,17 +186,19 @@ class ModelExchanges:
 
     def settle(self) -> None:
         """Waits for all. Their failures stay until finish()."""
+        if self._waiting:
+            self._wait_for_device()  # while Python handles signals
         while self._waiting:
             self._end_oldest()
         self._wait_for_jobs()
 
     def _end_oldest(self) -> None:
         oldest = self._waiting.popleft()
-        self._n_bytes -= oldest.source.nbytes
+        self._n_bytes -= oldest.n_bytes
         try:
             oldest.end()
         except Error:
-            if oldest.target.is_floating_point():  # else that is the failure
+            if oldest.target is not None and oldest.target.is_floating_point():  # else that is the failure
                 oldest.target.fill_(float("nan"))
 
     # ---- the end of a pass ----
@@ -160,6 +207,7 @@ class ModelExchanges:
         """Waits for all, and raises the first failure, the same on all ranks. take_back: takes a step back on
         which they did not agree. Collective after a failure."""
         self.settle()
+        self.told = None
         if self._failed:
             _explain(*self._failed[0], take_back)
 
@@ -168,17 +216,22 @@ class ModelExchanges:
         while self._waiting:
             with contextlib.suppress(BaseException):
                 self._end_oldest()
-        self._failed = []
+        self._failed, self.told = [], None
 
 
-def _explain(call: Reduction, failure: BaseException, take_back: Callable[[], object]) -> None:
+def _explain(start: Start, failure: BaseException, take_back: Callable[[], object]) -> None:
     """Raises the failure of an exchange that has ended, or what the ranks tell each other of it: of two
     levels also which rank is lost, since only those of its host and of its place know. Collective."""
+    call = start.call
     if not isinstance(failure, Error):
         raise failure
     is_lost = failure.status in LOST
     if is_lost and call.within is None:
         raise failure
+    text = str(failure).removeprefix(f"{call.what}: ")
+    is_own = failure.status != "mismatch" and not _OF_ANOTHER.match(text)
+    if start.staging is not None and is_own:  # its device's: the others know no more than the status
+        call.failure = call.failure or Error(failure.status, text)
     try:
         call.agree()
     except Error as told:

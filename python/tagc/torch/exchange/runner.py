@@ -150,7 +150,7 @@ class Staged(Runner):
             if task is None or source is None or target is None:
                 perform(source, target, failure)
             else:
-                self.staging.start(task, source, target, call.waits)
+                self.staging.start_task(task, source, target, call.waits)
 
         task = None
         if not self.staging.has_failed:  # else perform() tells the other ranks
@@ -160,7 +160,7 @@ class Staged(Runner):
                 call.failure = call.failure or problem
         if task is not None:
             call.begin_task(task)
-            self.staging.start(task, source, target, call.waits)
+            self.staging.start_task(task, source, target, call.waits)
             return
         if way.kernels is not None:
             self.staging.run_here(source, target, perform_here, call.failure)
@@ -228,6 +228,11 @@ class Runners:
 
     def is_on_device(self, tensor: torch.Tensor) -> bool:
         return self.staging is not None and tensor.device == self.staging.streams.device
+
+    def future(self, result: torch.Tensor) -> Future:
+        """Returns a future of a result that is on its way, on a device."""
+        assert self.staging is not None
+        return self.staging.streams.future(result, self.staging.stream)
 
     def follow(self, result: torch.Tensor) -> None:
         """Makes the current stream wait for a result that is on its way (staging.FOR_INPUT)."""

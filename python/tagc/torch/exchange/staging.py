@@ -67,6 +67,7 @@ FOR_NOTHING, FOR_RESULT, FOR_INPUT = 0, 1, 2  # tagc_waits
 N_BUFFERS = 3  # buffers of pinned memory: one is copied out, one exchanged, one copied back
 N_BUFFERS_THERE = 2  # with kernels: one exchange encodes while another's bodies are on their way
 _LOOK_MS = 100
+_ALL = 2**64 - 1  # tickets
 
 
 def _let_go(queue: ctypes.c_void_p, process: int) -> None:
@@ -76,7 +77,7 @@ def _let_go(queue: ctypes.c_void_p, process: int) -> None:
         lib.load().tagc_queue_close(queue)
 
 
-def _spoil(target: torch.Tensor) -> None:
+def spoil(target: torch.Tensor) -> None:
     """Fills results that did not arrive with NaN."""
     if target.is_floating_point() and target.layout == torch.strided:
         with contextlib.suppress(RuntimeError):  # the device failed
@@ -158,7 +159,6 @@ class Staging:
         self._launch = threading.Lock()
         self._jobs: collections.deque[_Job] = collections.deque()  # in the order of tickets
         self._tasks: list[Task] = []  # whose outcome nobody knows yet
-        self._last = 0  # ticket
         self._failure: BaseException | None = None
         self.is_closed = self._frees_itself = False
         self.kernels: Kernels | None = None
@@ -229,21 +229,31 @@ class Staging:
                 except Error as problem:
                     failure = problem
             if failure is not None:
-                _spoil(target)
+                spoil(target)
                 source, target = self._nothing, self._nothing
                 handle = self._handle(source, target)
             self._jobs.append(_Job(run, source, target, failure))  # the thread may read it at once
-            self._last = self._launched(handle, source, target, waits)
-        self._wait(self._last)
+            ticket = self._launched(handle, source, target, waits)
+        self._wait(ticket)
 
-    def start(self, task: Task, source: torch.Tensor, target: torch.Tensor, waits: int) -> None:
-        """Exchanges source into target, both on the device, as libtagc does by itself. Returns at once.
-        waits: as of enqueue()."""
+    def start(
+        self, begin: Callable[[int, int], object], source: torch.Tensor, target: torch.Tensor, waits: int
+    ) -> None:
+        """Has begin(stream, waits) exchange source into target, both on the device, as libtagc does it by
+        itself. Returns at once. waits: as of enqueue()."""
         with self._launch:
+            begin(self.streams.current(), int(waits))
+
+    def start_task(self, task: Task, source: torch.Tensor, target: torch.Tensor, waits: int) -> None:
+        """As start(), of a task."""
+
+        def begin(stream: int, waits: int) -> None:
             self._tasks.append(task)
-            self._last, is_launched = task.enqueue(source, target, self.streams.current(), waits)
-        if not is_launched:
-            _spoil(target)
+            _, is_launched = task.enqueue(source, target, stream, waits)
+            if not is_launched:
+                spoil(target)
+
+        self.start(begin, source, target, waits)
 
     def _launched(
         self, handle: ctypes.c_void_p, source: torch.Tensor, target: torch.Tensor, waits: int
@@ -261,7 +271,7 @@ class Staging:
         if lib.load().tagc_job_enqueue(
             handle, *arrays, self.streams.current(), int(waits), ctypes.byref(ticket)
         ):
-            _spoil(target)  # the thread gets the failure with the ticket
+            spoil(target)  # the thread gets the failure with the ticket
         return ticket.value
 
     def run_here(
@@ -269,7 +279,7 @@ class Staging:
     ) -> None:
         """Exchanges source into target, both on the device, by run(), which works there: in this thread,
         while no stream waits for it. failure: as of enqueue()."""
-        failure = self._wait(self._last) or self._failure or failure
+        failure = self._wait(_ALL) or self._failure or failure
         try:
             if failure is None:
                 run(source, target, None)
@@ -277,8 +287,13 @@ class Staging:
             run(None, None, failure)
         except BaseException as problem:
             failure = problem
-        _spoil(target)
+        spoil(target)
         self._failure = self._failure or failure
+
+    @property
+    def failure(self) -> BaseException | None:
+        """That of an exchange in Python since finish()."""
+        return self._failure
 
     @property
     def has_failed(self) -> bool:
@@ -287,11 +302,13 @@ class Staging:
 
     def wait(self) -> None:
         """Waits until all enqueued exchanges are complete. finish() raises the failures."""
-        self._wait(self._last)
+        self._wait(_ALL)
 
     def finish(self) -> None:
-        """Waits until all enqueued exchanges are complete; raises the first failure since the last call."""
-        failure: BaseException | None = self._wait(self._last)
+        """Waits until all enqueued exchanges are complete; raises the first failure since the last call, but
+        for those of models (model_exchanges.py)."""
+        failure: BaseException | None = None
+        self._wait(_ALL)
         tasks, self._tasks = self._tasks, []
         for task in tasks if not self.is_closed else ():
             try:

@@ -6,6 +6,7 @@ and keeps residuals by parameter."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from tagc.torch.exchange import memory_ahead
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.exchanged_part import Arrays, ExchangedPart
 from tagc.torch.exchange.model import Follower, Levels, UnitModel, stowable
-from tagc.torch.exchange.reducer import Way, as_error, dtype_read, fields_of
+from tagc.torch.exchange.reducer import LocalFailure, Way, as_error, dtype_read, fields_of
 from tagc.torch.exchange.staging import Staging, Store
 from tagc.torch.exchange.task import Sampler, Task, TaskPart
 from tagc.torch.exchange.work import Work
@@ -97,7 +98,7 @@ class Unit:
         self._layout: layouts.Layout | None = None
         self._key: tuple[str, bool, Way] | None = None
         self._exchanges: list[ExchangedPart] = []
-        self.model: UnitModel | None = None  # which exchanges in the place of these, in CPU memory
+        self.model: UnitModel | None = None  # which exchanges in the place of these
         # residuals of parameters without a reducer now, in wire order
         self._stowed: dict[str, torch.Tensor] = {}
         self._task: Task | None = None  # of these reducers, with this layout
@@ -401,7 +402,7 @@ class Unit:
             for exchange in self._exchanges
         ]
 
-    # ---- in CPU memory: by a model of libtagc's ----
+    # ---- by a model of libtagc's ----
 
     def open_model(
         self,
@@ -411,15 +412,19 @@ class Unit:
         op: str,
         follower: Follower,
         rests: bool,
+        queue: ctypes.c_void_p | None = None,
     ) -> UnitModel:
         """Makes what exchanges that layout, over all ranks, with the residuals that there are. op: one of
-        lib.OPS. Collective."""
-        self.close()
+        lib.OPS. queue: of the device where gradients are. Collective."""
+        try:
+            self.close()
+        except Error as problem:
+            raise LocalFailure(problem.status, str(problem)) from problem
         held = None
         if levels.within is not None and not (layout.all_reduce and self._own is not None):
             n_owners = levels.per_host if layout.all_reduce else levels.world_size
             held = range(levels.place, n_owners, levels.per_host)
-        self.model = UnitModel(self.name, levels, layout, dtype, op, follower, rests, held)
+        self.model = UnitModel(self.name, levels, layout, dtype, op, follower, rests, held, queue)
         self.model.set_residuals_on_the_wire(self._stowed)
         self._stowed = {}
         return self.model

@@ -20,7 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from tagc._library import Error
-from tagc.torch.exchange import internals
+from tagc.torch.exchange import internals, staging
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import ExchangeOptions, Expected, Kinds, Place, place_of
@@ -316,7 +316,10 @@ class State:
                 return _done(_spoilt(source))
             op = _wrapper_of(handle).op
             find_layout = functools.partial(_fitting, bucket.whole, source)
-            end = passes.begin(bucket, group, source, source, op, find_layout)
+            end = passes.begin(bucket, group, source, source, op, find_layout, staging.FOR_NOTHING)
+            if passes.runners.is_on_device(source):
+                passes.model_exchanges.leave_on_device(end)
+                return passes.runners.future(source)
         except BaseException as failure:
             backward.is_given_up, backward.failure = True, backward.failure or failure
             return _done(_spoilt(source))

@@ -224,7 +224,7 @@ class ReduceScatter(waits.FsdpComm):
             may_last = op == dist.ReduceOp.AVG and not self._module.group.reads_sums_at_once(
                 output_tensor.dtype
             )
-            passes.exchange_by_model(*what, find_layout, may_last)
+            passes.exchange_by_model(*what, find_layout, may_last, self._waits())
         else:
             passes.exchange(*what, find_layout, waits=self._waits())
 
@@ -295,17 +295,16 @@ class AllReduce:
         # current stream still has work on it: follow() keeps it.
         stream = self._module.group.reduce_scatter_stream if is_behind else None
         passes, what = self._handle.passes, (self._unit, self._group, reduce_output, reduce_output, op)
-        by_model, n_elems = (
-            passes.goes_by_model(self._unit, self._group, reduce_output),
-            reduce_output.numel(),
+        by_model = passes.goes_by_model(self._unit, self._group, reduce_output)
+        find_layout = functools.partial(
+            self._module.shard_layout, reduce_output.numel(), self._hosts, by_model
         )
-        find_layout = functools.partial(self._module.shard_layout, n_elems, self._hosts, by_model)
-        if by_model:
-            passes.exchange_by_model(*what, find_layout)
-            return
         with runners.behind(stream) if is_behind else contextlib.nullcontext():
             until = staging.FOR_INPUT if is_behind else staging.FOR_RESULT
-            passes.exchange(*what, find_layout, waits=until)
+            if by_model:
+                passes.exchange_by_model(*what, find_layout, waits=until)
+            else:
+                passes.exchange(*what, find_layout, waits=until)
         runners.follow(reduce_output)
 
 

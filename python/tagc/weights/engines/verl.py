@@ -1,0 +1,99 @@
+"""The checkpoint engine "tagc" of verl (0.9.1), which imports this module where its configuration says so:
+
+    checkpoint_engine:
+      backend: tagc
+      custom_backend_module: tagc.weights.engines.verl
+      engine_kwargs: {tagc: {store: /shared/policy}}
+
+The first rank of the actor has whole tensors from verl, keeps them in CPU memory, and publishes them. Each
+rank of
+a rollout keeps them in CPU memory, too, follows the store, and hands all to its engine as verl's others
+do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import torch
+from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
+
+from tagc._library import Error
+from tagc.weights import store as stores
+from tagc.weights.follow import Follower
+from tagc.weights.layout import Copies
+from tagc.weights.publish import Publisher
+
+
+@CheckpointEngineRegistry.register("tagc")
+class StoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
+    def __init__(
+        self,
+        bucket_size: int,
+        store: str = "",
+        keep: int = 32,
+        threads: int = 1,
+        wait_s: float = 600.0,
+        folder: str | None = None,
+        is_master: bool = False,
+        **_: Any,
+    ) -> None:
+        if not store:
+            raise Error(
+                "argument", "engine_kwargs.tagc.store is missing: a path or an address that all ranks reach"
+            )
+        self._address, self._keep, self._threads, self._wait_s = store, keep, threads, wait_s
+        self._copies = Copies()
+        self._follower = Follower(self._copies, store, folder=folder, threads=threads)
+        self._held: dict[str, torch.Tensor] = {}
+        self._publisher: Publisher | None = None
+        self._is_sender, self._version = is_master, 0
+
+    def prepare(self) -> dict[str, Any]:
+        """Returns the number that the next version will have, of which the first actor's counts."""
+        if self._publisher is not None:
+            return {"version": self._publisher.version + 1}
+        newest = stores.newest(stores.open_store(self._address))
+        return {"version": 1 if newest is None else newest.version + 1}
+
+    @classmethod
+    def build_topology(
+        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
+    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        version = metadata[0]["version"]
+        return tuple(  # type: ignore[return-value]
+            {"is_sender": [is_actor and rank == 0 for rank in range(n)], "version": [version] * n}
+            for is_actor, n in ((True, actor_wg_world_size), (False, rollout_world_size))
+        )
+
+    def init_process_group(self, is_sender: bool, version: int) -> None:
+        self._is_sender, self._version = is_sender, version
+
+    def finalize(self) -> None:
+        """Does nothing: copies stay for the next version."""
+
+    async def send_weights(
+        self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None
+    ) -> dict[str, float]:
+        for name, tensor in weights:  # all ranks: each step may be a collective of verl's
+            if not self._is_sender:
+                continue
+            if name in self._held:
+                self._held[name].copy_(tensor)
+            else:
+                self._held[name] = tensor.detach().to("cpu", copy=True).contiguous()
+        if not self._is_sender:
+            return {}
+        if self._publisher is None:
+            self._publisher = Publisher(self._held, self._address, keep=self._keep, threads=self._threads)
+        self._publisher.publish()
+        last = self._publisher.last
+        assert last is not None
+        return {"tagc/bytes": last.n_bytes, "tagc/share_changed": last.n_changes / last.n_elems}
+
+    async def receive_weights(
+        self, global_steps: int | None = None
+    ) -> AsyncIterator[tuple[str, torch.Tensor]]:
+        self._follower.update(self._version, self._wait_s)
+        for name, tensor in self._copies.tensors.items():
+            yield name, tensor

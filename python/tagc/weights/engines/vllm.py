@@ -1,0 +1,193 @@
+"""The backend "tagc" of vLLM's weight transfer (vLLM 0.33): a trainer publishes to a store, workers follow
+it.
+
+    trainer   send_weights()   -> publish() -> the client tells the workers the version
+    worker    update_weights({"version": 7}) -> what changed, written where vLLM has its weights
+
+All workers take the version that they are told, so that the ranks of an engine have the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import torch
+from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
+from vllm.distributed.weight_transfer.base import (
+    TrainerInitInfo,
+    TrainerWeightTransferEngine,
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+from tagc._library import Error
+from tagc.weights.follow import Follower
+from tagc.weights.layout import Rank, engine_layout
+from tagc.weights.names import hugging_face
+from tagc.weights.publish import Publisher
+from tagc.weights.tensors import Part, Parts, product
+
+
+@dataclass
+class StoreInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
+    """store: a path or an address, which workers reach. folder: for what they fetch."""
+
+    store: str
+    folder: str | None = None
+    threads: int = 1
+
+
+@dataclass
+class StoreUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
+    version: int
+    wait_s: float = 60.0  # until the store shows it
+
+
+class StoreWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
+    """The worker's half. Weights are written in place, as vLLM keeps them. The first time vLLM's own loader
+    loads the same version, and must come to the same bits: a model whose weights it keeps in another form
+    than its checkpoints, as quantised ones, is refused then."""
+
+    init_info_cls = StoreInitInfo
+    update_info_cls = StoreUpdateInfo
+    supports_draft_weight_update = False
+
+    def init_transfer_engine(self, init_info: StoreInitInfo) -> None:
+        mapper = getattr(self.model, "hf_to_vllm_mapper", None)
+
+        def name_of(name: str) -> str | None:
+            return name if mapper is None else next(iter(mapper.apply_list([name])), None)
+
+        rank = Rank(get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size())
+        self._follower: Follower | None = Follower(
+            engine_layout(self.model, rank, name_of),
+            init_info.store,
+            folder=init_info.folder,
+            threads=init_info.threads,
+            loader=self._load,
+        )
+
+    def _load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        from vllm.model_executor.model_loader.reload import (
+            finalize_layerwise_reload,
+            initialize_layerwise_reload,
+        )
+
+        initialize_layerwise_reload(self.model)
+        self.model.load_weights((name, tensor.to(self.device)) for name, tensor in tensors)
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def start_weight_update(self) -> None:
+        """Does nothing: weights are written in place."""
+
+    def finish_weight_update(self) -> None:
+        """Does nothing."""
+
+    def receive_weights(self, update_info: StoreUpdateInfo) -> None:
+        if getattr(self, "_follower", None) is None:
+            raise RuntimeError("init_weight_transfer_engine() comes before update_weights()")
+        assert self._follower is not None
+        with torch.no_grad():
+            self._follower.update(update_info.version, update_info.wait_s)
+
+    def shutdown(self) -> None:
+        self._follower = None
+
+
+@dataclass
+class StoreTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
+    """group: of all ranks of the trainer, which have shards each; None: this rank alone. dtype: as that of
+    Publisher."""
+
+    backend: ClassVar[str] = "tagc"
+
+    store: str
+    group: Any = None
+    dtype: torch.dtype | None = None
+    keep: int = 32
+    threads: int = 1
+
+
+class StoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
+    """The trainer's half: each rank writes what it owns, and the first tells the workers."""
+
+    init_info_cls = StoreTrainerInitInfo
+
+    @classmethod
+    def trainer_init(
+        cls, init_info: StoreTrainerInitInfo, *, client: Any, source: Any = None
+    ) -> StoreTrainerWeightTransferEngine:
+        """source: a WeightSource, of which each rank sends the pieces that it owns."""
+        if source is None:
+            raise Error("argument", "source is None, must be a WeightSource, such as ModuleSource(model)")
+        engine = cls(client=client, source=source, is_sender=init_info.is_sender, rank=init_info.rank)
+        engine._publisher = Publisher(
+            _Pieces(source, init_info.rank),
+            init_info.store,
+            init_info.group,
+            dtype=init_info.dtype,
+            keep=init_info.keep,
+            threads=init_info.threads,
+        )
+        if engine.is_sender:
+            client.init_weight_transfer_engine(asdict(StoreInitInfo(init_info.store)))
+        return engine
+
+    def send_weights(self) -> None:
+        version = self._publisher.publish()
+        if self.is_sender:
+            self.client.start_weight_update()
+            self.client.update_weights(asdict(StoreUpdateInfo(version)))
+            self.client.finish_weight_update(str(version))
+
+
+class _Pieces(Mapping[str, "torch.Tensor | Parts"]):
+    """The tensors of a WeightSource as a dict of what this rank owns: its pieces, or where the source has
+    none,
+    whole tensors. Each items() is a pass over the source, which all ranks make."""
+
+    def __init__(self, source: Any, rank: int) -> None:
+        self._source, self._rank = source, rank
+
+    def items(self) -> Any:
+        has_pieces = self._source.implements_iter_local()
+        held = dict(self._source.iter_local() if has_pieces else self._source.iter_full())
+        named: dict[str, torch.Tensor | Parts] = {}
+        for about in self._source.metadata:
+            parts: tuple[Part, ...] = ()
+            if about.name in held:
+                parts = (
+                    Part(
+                        held[about.name],
+                        _offsets(about, self._rank) if has_pieces else (0,) * len(about.shape),
+                    ),
+                )
+            named[hugging_face(about.name)] = Parts(about.shape, about.dtype, parts)
+        return named.items()
+
+    def __getitem__(self, name: str) -> torch.Tensor | Parts:
+        return dict(self.items())[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (hugging_face(about.name) for about in self._source.metadata)
+
+    def __len__(self) -> int:
+        return len(self._source.metadata)
+
+
+def _offsets(about: Any, rank: int) -> tuple[int, ...]:
+    """Returns the first index that an owner has of each dimension: shards are those of torch.chunk()."""
+    offsets, sizes = [0] * len(about.shape), list(about.shape)
+    at = about.owners.index(rank) if about.placements is not None else 0
+    n_below = product(about.mesh_shape or ())
+    for axis, placement in enumerate(about.placements or ()):
+        n_below //= about.mesh_shape[axis]
+        coordinate, at = divmod(at, n_below)
+        if type(placement).__name__ == "Shard":
+            chunk = -(-sizes[placement.dim] // about.mesh_shape[axis])
+            begin = min(coordinate * chunk, sizes[placement.dim])
+            offsets[placement.dim] += begin
+            sizes[placement.dim] = min(chunk, sizes[placement.dim] - begin)
+    return tuple(offsets)

@@ -1,0 +1,148 @@
+"""Trainers' tensors as checkpoints of Hugging Face name and shape them, which is how a store has them.
+
+    wrappers    of torch.compile(), activation checkpoints, DDP, PEFT: names only, and a Publisher drops most
+    by itself
+    Megatron    packed and interleaved weights on ranks of tensor, pipeline and expert parallelism: Parts
+
+A mapping is a function or a dict; these are the common ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+import torch
+
+from tagc._library import Error
+from tagc.weights.tensors import WRAPPERS, Part, Parts
+
+_PEFT = re.compile(r"^base_model\.model\.|\.base_layer(?=\.)")
+
+
+def hugging_face(name: str) -> str:
+    """Returns the name in the checkpoint of a parameter of a model of transformers, however it is wrapped:
+    by torch.compile(), activation checkpoints, DDP, FSDP or PEFT, of which this is the base's name."""
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return _PEFT.sub("", name.removeprefix("module."))
+
+
+@dataclasses.dataclass(frozen=True)
+class Megatron:
+    """The shape of a GPT of Megatron Core, and which part of it this rank has.
+
+    first_layer: of this rank's pipeline stage. first_expert: of those that this rank has.
+    tp, expert_tp: rank and size of tensor parallelism, and of that within experts."""
+
+    n_heads: int
+    n_kv_heads: int
+    head_size: int
+    tp: tuple[int, int] = (0, 1)
+    first_layer: int = 0
+    first_expert: int = 0
+    expert_tp: tuple[int, int] = (0, 1)
+
+
+# A pattern of Megatron's, the checkpoint's name, and the dimension that tensor parallelism divides.
+_WHOLE = [
+    (r"embedding\.word_embeddings\.weight", "model.embed_tokens.weight", 0),
+    (r"output_layer\.weight", "lm_head.weight", 0),
+    (r"decoder\.final_layernorm\.weight", "model.norm.weight", None),
+    (r"self_attention\.linear_proj\.weight", "self_attn.o_proj.weight", 1),
+    (r"self_attention\.linear_qkv\.layer_norm_weight", "input_layernorm.weight", None),
+    (r"input_layernorm\.weight", "input_layernorm.weight", None),
+    (r"self_attention\.(q|k)_layernorm\.weight", r"self_attn.\1_norm.weight", None),
+    (r"mlp\.linear_fc1\.layer_norm_weight", "post_attention_layernorm.weight", None),
+    (r"pre_mlp_layernorm\.weight", "post_attention_layernorm.weight", None),
+    (r"mlp\.linear_fc2\.weight", "mlp.down_proj.weight", 1),
+    (r"mlp\.router\.weight", "mlp.gate.weight", None),
+]
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.*)")
+_EXPERT = re.compile(r"mlp\.experts\.linear_fc(1|2)\.weight(\d+)")
+
+
+def megatron(
+    tensors: Mapping[str, torch.Tensor] | torch.nn.Module, of: Megatron
+) -> dict[str, torch.Tensor | Parts]:
+    """Returns what this rank has of a GPT of Megatron Core (0.12 to 0.16, its names of Transformer Engine's
+    and of
+    local layers) by names of checkpoints: a model for a Publisher, whose group is the ranks that together
+    have
+    each element. Error for a tensor that has no place in a checkpoint of this kind."""
+    if isinstance(tensors, torch.nn.Module):
+        tensors = dict(tensors.named_parameters())
+    result: dict[str, torch.Tensor | Parts] = {}
+    for name, tensor in tensors.items():
+        plain = hugging_face(name)
+        for _ in range(2):  # of DDP and of a mixed-precision module
+            plain = plain.removeprefix("module.")
+        layer = _LAYER.fullmatch(plain)
+        prefix, rest = (f"model.layers.{int(layer[1]) + of.first_layer}.", layer[2]) if layer else ("", plain)
+        named = _of_layer(prefix, rest, tensor.detach(), of)
+        if not named:
+            raise Error(
+                "unsupported", f"{name} {list(tensor.shape)} is in no GPT of Megatron that tagc knows"
+            )
+        result |= named
+    return result
+
+
+def _of_layer(prefix: str, rest: str, tensor: torch.Tensor, of: Megatron) -> dict[str, torch.Tensor | Parts]:
+    for pattern, name, divided in _WHOLE:
+        if match := re.fullmatch(pattern, rest):
+            return {prefix + match.expand(name): _shard(tensor, divided, of.tp)}
+    if match := re.fullmatch(r"self_attention\.linear_qkv\.(weight|bias)", rest):
+        return _of_heads(f"{prefix}self_attn.", match[1], tensor, of)
+    if rest == "mlp.linear_fc1.weight":
+        return _of_halves(f"{prefix}mlp.", tensor, of.tp)
+    if match := _EXPERT.fullmatch(rest):
+        stem = f"{prefix}mlp.experts.{int(match[2]) + of.first_expert}."
+        if match[1] == "1":
+            return _of_halves(stem, tensor, of.expert_tp)
+        return {f"{stem}down_proj.weight": _shard(tensor, 1, of.expert_tp)}
+    return {}
+
+
+def _shard(tensor: torch.Tensor, divided: int | None, tp: tuple[int, int]) -> torch.Tensor | Parts:
+    rank, size = tp
+    if divided is None or size == 1:
+        return tensor
+    shape, offsets = list(tensor.shape), [0] * tensor.ndim
+    offsets[divided] = rank * shape[divided]
+    shape[divided] *= size
+    return Parts(tuple(shape), tensor.dtype, (Part(tensor, tuple(offsets)),))
+
+
+def _of_halves(stem: str, tensor: torch.Tensor, tp: tuple[int, int]) -> dict[str, torch.Tensor | Parts]:
+    """Returns gate and up, which are the rows of one weight on each rank."""
+    gate, up = tensor.chunk(2)
+    return {f"{stem}gate_proj.weight": _shard(gate, 0, tp), f"{stem}up_proj.weight": _shard(up, 0, tp)}
+
+
+def _of_heads(stem: str, leaf: str, tensor: torch.Tensor, of: Megatron) -> dict[str, torch.Tensor | Parts]:
+    """Returns queries, keys and values. Their rows are in groups: the queries of a group, its key, its
+    value."""
+    rank, size = of.tp
+    if of.n_heads % of.n_kv_heads or of.n_kv_heads % size:
+        raise Error(
+            "argument", f"{of.n_heads} heads in {of.n_kv_heads} groups cannot be divided among {size} ranks"
+        )
+    n_queries, n_groups, d = of.n_heads // of.n_kv_heads, of.n_kv_heads // size, of.head_size
+    n_rows = (n_queries + 2) * d
+    if tensor.shape[0] != n_groups * n_rows:
+        raise Error(
+            "argument", f"{stem}qkv has {tensor.shape[0]} rows, and {n_groups * n_rows} by this Megatron()"
+        )
+    rest = (0,) * (tensor.ndim - 1)
+    parts: dict[str, list[Part]] = {"q": [], "k": [], "v": []}
+    for group in range(n_groups):
+        rows, number = tensor[group * n_rows : (group + 1) * n_rows], rank * n_groups + group
+        parts["q"].append(Part(rows[: n_queries * d], (number * n_queries * d, *rest)))
+        parts["k"].append(Part(rows[n_queries * d : -d], (number * d, *rest)))
+        parts["v"].append(Part(rows[-d:], (number * d, *rest)))
+    n = {"q": of.n_heads * d, "k": of.n_kv_heads * d, "v": of.n_kv_heads * d}
+    return {
+        f"{stem}{which}_proj.{leaf}": Parts((n[which], *tensor.shape[1:]), tensor.dtype, tuple(parts[which]))
+        for which in parts
+    }

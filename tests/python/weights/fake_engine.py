@@ -1,0 +1,184 @@
+"""An engine's model on one rank, with loaders as those of vLLM 0.33 (linear.py, vocab_parallel_embedding.py,
+routed_experts.py): they cut a checkpoint's tensors and copy what the rank has. SGLang's layers do the same.
+Tests
+compare what these load with what tagc writes."""
+
+import types
+
+import torch
+from torch import nn
+
+
+def parameter(*shape):
+    return nn.Parameter(torch.full(shape, -7.0, dtype=torch.bfloat16), requires_grad=False)
+
+
+def cut(tensor, dim, n, number):
+    return tensor.narrow(dim, number * n, n)
+
+
+class Linear(nn.Module):
+    """Divided along dim, or not at all."""
+
+    def __init__(self, shape, dim, tp, bias=False):
+        super().__init__()
+        self.tp_rank, self.tp_size = tp if dim is not None else (0, 1)
+        shape = list(shape)
+        if dim is not None:
+            shape[dim] //= self.tp_size
+        self.dim, self.weight = dim, parameter(*shape)
+        self.bias = parameter(shape[0]) if bias else None
+
+    def load(self, leaf, tensor, part):
+        dim = None if leaf == "bias" and self.dim == 1 else self.dim
+        n = self.weight.shape[dim] if dim is not None else 0
+        getattr(self, leaf).data.copy_(tensor if dim is None else cut(tensor, dim, n, self.tp_rank))
+
+
+class QKVParallelLinear(nn.Module):
+    def __init__(self, columns, head_size, n_heads, n_kv_heads, tp, bias):
+        super().__init__()
+        self.tp_rank, self.tp_size = tp
+        self.head_size, self.num_heads = head_size, n_heads // self.tp_size
+        self.num_kv_heads = max(1, n_kv_heads // self.tp_size)
+        self.num_kv_head_replicas = max(1, self.tp_size // n_kv_heads)
+        rows = (self.num_heads + 2 * self.num_kv_heads) * head_size
+        self.weight, self.bias = parameter(rows, columns), parameter(rows) if bias else None
+
+    def load(self, leaf, tensor, part):
+        q, kv = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
+        offset = {"q_proj": 0, "k_proj": q, "v_proj": q + kv}[part]
+        n = q if part == "q_proj" else kv
+        number = self.tp_rank if part == "q_proj" else self.tp_rank // self.num_kv_head_replicas
+        getattr(self, leaf).data.narrow(0, offset, n).copy_(cut(tensor, 0, n, number))
+
+
+class MergedColumnParallelLinear(nn.Module):
+    def __init__(self, columns, output_sizes, tp):
+        super().__init__()
+        self.tp_rank, self.tp_size = tp
+        self.output_sizes = output_sizes
+        self.weight = parameter(sum(output_sizes) // self.tp_size, columns)
+
+    def load(self, leaf, tensor, part):
+        number = ["gate_proj", "up_proj"].index(part)
+        sizes = [n // self.tp_size for n in self.output_sizes]
+        to = self.weight.data.narrow(0, sum(sizes[:number]), sizes[number])
+        to.copy_(cut(tensor, 0, sizes[number], self.tp_rank))
+
+
+class VocabParallelEmbedding(nn.Module):
+    def __init__(self, n_tokens, columns, tp):
+        super().__init__()
+        rank, size = tp
+        padded = -(-n_tokens // (4 * size)) * 4
+        begin = min(rank * padded, n_tokens)
+        self.shard_indices = types.SimpleNamespace(
+            org_vocab_start_index=begin, org_vocab_end_index=min(begin + padded, n_tokens)
+        )
+        self.weight = parameter(padded, columns)
+        self.weight.data.zero_()
+
+    def load(self, leaf, tensor, part):
+        begin, end = self.shard_indices.org_vocab_start_index, self.shard_indices.org_vocab_end_index
+        self.weight.data[: end - begin].copy_(tensor[begin:end])
+
+
+class RoutedExperts(nn.Module):
+    """Of all ranks, each with some experts (ep) or with rows of all."""
+
+    def __init__(self, n_experts, columns, rows, tp, is_ep):
+        super().__init__()
+        rank, size = tp
+        self.tp_rank, self.tp_size = (0, 1) if is_ep else tp
+        self.n_local = n_experts // size if is_ep else n_experts
+        self.begin = rank * self.n_local if is_ep else 0
+        rows //= self.tp_size
+        self.w13_weight = parameter(self.n_local, 2 * rows, columns)
+        self.w2_weight = parameter(self.n_local, columns, rows)
+
+    def _map_global_expert_id_to_local_expert_id(self, number):
+        return number - self.begin if self.begin <= number < self.begin + self.n_local else -1
+
+    def load_expert(self, number, part, tensor):
+        local = self._map_global_expert_id_to_local_expert_id(number)
+        if local < 0:
+            return
+        rows = self.w2_weight.shape[2]
+        if part == "down_proj":
+            self.w2_weight.data[local].copy_(cut(tensor, 1, rows, self.tp_rank))
+        else:
+            to = self.w13_weight.data[local].narrow(0, rows * (part == "up_proj"), rows)
+            to.copy_(cut(tensor, 0, rows, self.tp_rank))
+
+
+class Model(nn.Module):
+    """Grouped heads, a dense layer and one of experts, over the ranks of tp = (rank, size)."""
+
+    packed_modules_mapping = {
+        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+        "gate_up_proj": ["gate_proj", "up_proj"],
+    }
+    COLUMNS, ROWS, HEAD, HEADS, KV_HEADS, TOKENS, EXPERTS = 24, 32, 4, 8, 2, 46, 4
+
+    def __init__(self, tp=(0, 1), is_ep=True):
+        super().__init__()
+        self.model = nn.Module()
+        self.model.embed_tokens = VocabParallelEmbedding(self.TOKENS, self.COLUMNS, tp)
+        self.model.layers = nn.ModuleList()
+        for number in range(2):
+            layer = nn.Module()
+            layer.self_attn, layer.mlp = nn.Module(), nn.Module()
+            heads = self.HEADS * self.HEAD
+            layer.self_attn.qkv_proj = QKVParallelLinear(
+                self.COLUMNS, self.HEAD, self.HEADS, self.KV_HEADS, tp, bias=True
+            )
+            layer.self_attn.o_proj = Linear((self.COLUMNS, heads), 1, tp, bias=True)
+            layer.input_layernorm = Linear((self.COLUMNS,), None, tp)
+            if number == 0:
+                layer.mlp.gate_up_proj = MergedColumnParallelLinear(self.COLUMNS, [self.ROWS] * 2, tp)
+                layer.mlp.down_proj = Linear((self.COLUMNS, self.ROWS), 1, tp)
+            else:
+                layer.mlp.gate = Linear((self.EXPERTS, self.COLUMNS), None, tp)
+                layer.mlp.experts = nn.Module()
+                layer.mlp.experts.routed_experts = RoutedExperts(
+                    self.EXPERTS, self.COLUMNS, self.ROWS, tp, is_ep
+                )
+            self.model.layers.append(layer)
+        self.lm_head = VocabParallelEmbedding(self.TOKENS, self.COLUMNS, tp)
+
+    def load_weights(self, tensors):
+        modules = dict(self.named_modules())
+        for name, tensor in tensors:
+            stem, leaf = name.rsplit(".", 1)
+            above, last = stem.rsplit(".", 1) if "." in stem else ("", stem)
+            whole = {part: key for key, parts in self.packed_modules_mapping.items() for part in parts}.get(
+                last
+            )
+            if ".experts." in stem:
+                layer, _, number = above.partition(".experts.")
+                modules[f"{layer}.experts.routed_experts"].load_expert(int(number), last, tensor)
+            elif whole and f"{above}.{whole}" in modules:
+                modules[f"{above}.{whole}"].load(leaf, tensor, last)
+            else:
+                modules[stem].load(leaf, tensor, None)
+
+
+def checkpoint(seed=0):
+    """Returns tensors as a checkpoint has them."""
+    m, generator = Model, torch.Generator().manual_seed(seed)
+    shapes = {"model.embed_tokens.weight": (m.TOKENS, m.COLUMNS), "lm_head.weight": (m.TOKENS, m.COLUMNS)}
+    for number in range(2):
+        layer = f"model.layers.{number}"
+        shapes[f"{layer}.input_layernorm.weight"] = (m.COLUMNS,)
+        for which, heads in (("q", m.HEADS), ("k", m.KV_HEADS), ("v", m.KV_HEADS)):
+            shapes[f"{layer}.self_attn.{which}_proj.weight"] = (heads * m.HEAD, m.COLUMNS)
+            shapes[f"{layer}.self_attn.{which}_proj.bias"] = (heads * m.HEAD,)
+        shapes[f"{layer}.self_attn.o_proj.weight"] = (m.COLUMNS, m.HEADS * m.HEAD)
+        shapes[f"{layer}.self_attn.o_proj.bias"] = (m.COLUMNS,)
+    stems = ["model.layers.0.mlp", *(f"model.layers.1.mlp.experts.{e}" for e in range(m.EXPERTS))]
+    shapes["model.layers.1.mlp.gate.weight"] = (m.EXPERTS, m.COLUMNS)
+    for stem in stems:
+        shapes |= {f"{stem}.{part}_proj.weight": (m.ROWS, m.COLUMNS) for part in ("gate", "up")}
+        shapes[f"{stem}.down_proj.weight"] = (m.COLUMNS, m.ROWS)
+    return {name: torch.randn(shape, generator=generator).bfloat16() for name, shape in shapes.items()}

@@ -1,0 +1,378 @@
+"""Adapters of engines, against stand-ins of the engines' interfaces as vLLM 0.33, SGLang 0.5.23 and verl
+0.9.1 have
+them: the same calls in the same order, with the same refusals."""
+
+import asyncio
+import dataclasses
+import importlib
+import sys
+import types
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import fake_engine
+import ranks
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DeviceMesh
+
+import tagc.torch as tagc
+from tagc.weights import Publisher
+
+
+def step(tensors, generator):
+    for tensor in tensors.values():
+        tensor += 0.5 * (torch.rand(tensor.shape, generator=generator) < 0.05)
+
+
+def bits(model):
+    return {name: p.detach().clone().view(torch.int16) for name, p in model.named_parameters()}
+
+
+def same(model, oracle):
+    right = bits(oracle)
+    return all(torch.equal(tensor, right[name]) for name, tensor in bits(model).items())
+
+
+def modules(**named):
+    """Makes modules of these names, with these attributes, and their parents."""
+    made = {}
+    for name, attributes in named.items():
+        name = name.replace("__", ".")
+        parts = name.split(".")
+        for n in range(1, len(parts) + 1):
+            made.setdefault(".".join(parts[:n]), types.ModuleType(".".join(parts[:n])))
+        vars(made[name]).update(attributes)
+    return made
+
+
+# ---- vLLM: distributed/weight_transfer/{base,factory}.py, v1/worker/gpu_worker.py ----
+
+
+def vllm():
+    @dataclasses.dataclass
+    class TrainerInitInfo:
+        rank: int = dataclasses.field(kw_only=True)
+
+        def __init_subclass__(cls, **_):
+            assert cls.backend
+
+        @property
+        def is_sender(self):
+            return self.rank == 0
+
+    class WeightTransferEngine:
+        def __init__(self, config, vllm_config, device, model):
+            self.config, self.vllm_config, self.device, self.model = config, vllm_config, device, model
+            self.model_config = vllm_config.model_config
+
+        def update_weights(self, update_info):
+            self.receive_weights(self.update_info_cls(**update_info))
+
+    class TrainerWeightTransferEngine:
+        def __init__(self, *, client, source=None, is_sender=True, rank=0):
+            self.client, self.source, self.is_sender, self.rank = client, source, is_sender, rank
+
+    def factory():
+        class Factory:
+            registry = {}
+
+            @classmethod
+            def register_engine(cls, name, module, class_name):
+                if name in cls.registry:
+                    raise ValueError(f"Weight transfer engine '{name}' is already registered.")
+                cls.registry[name] = lambda: getattr(importlib.import_module(module), class_name)
+
+        return Factory
+
+    def initialize_layerwise_reload(model):
+        model.is_reloading = True
+
+    def finalize_layerwise_reload(model, config):
+        assert model.is_reloading
+        model.is_reloading = False
+
+    rank = [(0, 1)]
+    made = modules(
+        vllm__distributed={
+            "get_tensor_model_parallel_rank": lambda: rank[0][0],
+            "get_tensor_model_parallel_world_size": lambda: rank[0][1],
+        },
+        vllm__distributed__weight_transfer={
+            "WeightTransferEngineFactory": factory(),
+            "WeightTransferTrainerFactory": factory(),
+        },
+        vllm__distributed__weight_transfer__base={
+            "TrainerInitInfo": TrainerInitInfo,
+            "TrainerWeightTransferEngine": TrainerWeightTransferEngine,
+            "WeightTransferEngine": WeightTransferEngine,
+            "WeightTransferInitInfo": type("WeightTransferInitInfo", (), {}),
+            "WeightTransferUpdateInfo": type("WeightTransferUpdateInfo", (), {}),
+        },
+        vllm__model_executor__model_loader__reload={
+            "initialize_layerwise_reload": initialize_layerwise_reload,
+            "finalize_layerwise_reload": finalize_layerwise_reload,
+        },
+    )
+    return made, rank
+
+
+@dataclasses.dataclass
+class ParamMeta:
+    name: str
+    dtype: torch.dtype
+    shape: tuple
+    owners: tuple = None
+    mesh_shape: tuple = None
+    placements: tuple = None
+
+
+class Shard:
+    def __init__(self, dim):
+        self.dim = dim
+
+
+class ModuleSource:
+    """Of vLLM: a module's pieces."""
+
+    def __init__(self, named):
+        self.named = named
+
+    @property
+    def metadata(self):
+        metas = []
+        for name, p in self.named():
+            layout = {}
+            if hasattr(p, "device_mesh"):
+                mesh = p.device_mesh.mesh
+                layout = {"owners": tuple(mesh.flatten().tolist()), "mesh_shape": tuple(mesh.shape)}
+                layout["placements"] = tuple(Shard(one.dim) for one in p.placements)
+            metas.append(ParamMeta(name, p.dtype, tuple(p.shape), **layout))
+        return metas
+
+    def implements_iter_local(self):
+        return True
+
+    def iter_local(self):
+        for name, p in self.named():
+            yield name, p.to_local() if hasattr(p, "to_local") else p
+
+
+class Client:
+    """Calls the workers of an engine as vLLM does: a session of start, update, finish."""
+
+    def __init__(self, workers):
+        self.workers, self.version, self.is_active = workers, None, False
+
+    def init_weight_transfer_engine(self, init_info):
+        for worker in self.workers:
+            worker.init_transfer_engine(worker.init_info_cls(**init_info))
+
+    def start_weight_update(self):
+        assert not self.is_active
+        self.is_active = True
+        for worker in self.workers:
+            worker.start_weight_update()
+
+    def update_weights(self, update_info):
+        assert self.is_active
+        for worker in self.workers:
+            worker.update_weights(update_info)
+
+    def finish_weight_update(self, weight_version=None):
+        for worker in self.workers:
+            worker.finish_weight_update()
+        self.version, self.is_active = weight_version, False
+
+
+def vllm_workers(made, rank, tps):
+    from tagc.weights.engines import register_vllm
+
+    register_vllm()
+    register_vllm()
+    registry = made["vllm.distributed.weight_transfer"].WeightTransferEngineFactory.registry
+    workers = []
+    for tp in tps:
+        config = types.SimpleNamespace(model_config=None)
+        workers.append(registry["tagc"]()(None, config, torch.device("cpu"), fake_engine.Model(tp)))
+    return workers
+
+
+def test_vllm_takes_versions_from_its_trainer_half(tmp_path, monkeypatch):
+    made, rank = vllm()
+    for name, module in made.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "tagc.weights.engines.vllm", raising=False)
+    here, generator = fake_engine.checkpoint(), torch.Generator().manual_seed(1)
+    tps = [(0, 2), (1, 2)]
+    workers = vllm_workers(made, rank, tps)
+
+    class ByRank(Client):
+        def init_weight_transfer_engine(self, init_info):
+            for worker, tp in zip(self.workers, tps):
+                rank[0] = tp
+                worker.init_transfer_engine(worker.init_info_cls(**init_info))
+
+    client = ByRank(workers)
+    from tagc.weights.engines.vllm import StoreTrainerInitInfo
+
+    with pytest.raises(RuntimeError, match="comes before"):
+        workers[0].update_weights({"version": 1})
+    trainer = made["vllm.distributed.weight_transfer"].WeightTransferTrainerFactory.registry["tagc"]()
+    engine = trainer.trainer_init(
+        StoreTrainerInitInfo(str(tmp_path), rank=0), client=client, source=ModuleSource(here.items)
+    )
+    for version in range(1, 4):
+        engine.send_weights()
+        assert client.version == str(version) and not client.is_active
+        for worker, tp in zip(workers, tps):
+            oracle = fake_engine.Model(tp)
+            oracle.load_weights(here.items())
+            assert same(worker.model, oracle) and not worker.model.is_reloading
+        step(here, generator)
+    workers[0].shutdown()
+    with pytest.raises(tagc.Error, match="source is None"):
+        trainer.trainer_init(StoreTrainerInitInfo(str(tmp_path), rank=0), client=client)
+
+
+def vllm_trainers(rank, world_size, folder):
+    made, tp = vllm()
+    sys.modules.update(made)
+    from tagc.weights.engines import register_vllm
+
+    register_vllm()
+    from tagc.weights.engines.vllm import StoreTrainerInitInfo
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(7, 5, bias=False), nn.Linear(5, 3, bias=False)).bfloat16()
+    fully_shard(model, mesh=DeviceMesh("cpu", [0, 1]))
+    trainer = made["vllm.distributed.weight_transfer"].WeightTransferTrainerFactory.registry["tagc"]()
+    told = []
+    client = types.SimpleNamespace(
+        init_weight_transfer_engine=told.append, start_weight_update=lambda: None,
+        update_weights=told.append, finish_weight_update=told.append,
+    )  # fmt: skip
+    info = StoreTrainerInitInfo(folder, torch.distributed.group.WORLD, rank=rank)
+    engine = trainer.trainer_init(info, client=client, source=ModuleSource(model.named_parameters))
+    for version in (1, 2):
+        with torch.no_grad():
+            for p in model.parameters():
+                p.to_local().add_(rank + 1)
+        engine.send_weights()
+        there = {name: torch.zeros(p.shape).bfloat16() for name, p in model.named_parameters()}
+        from tagc.weights import Follower
+
+        assert Follower(there, folder).update() == version
+        assert all(torch.equal(p.full_tensor(), there[name]) for name, p in model.named_parameters())
+        torch.distributed.barrier()
+    return told
+
+
+def test_vllm_trainers_of_several_ranks_send_what_they_own(tmp_path):
+    first, second = ranks.run(vllm_trainers, 2, str(tmp_path), timeout_s=100)
+    store = {"store": str(tmp_path), "folder": None, "threads": 1}
+    updates = [item for v in (1, 2) for item in ({"version": v, "wait_s": 60.0}, str(v))]
+    assert first == [store, *updates] and second == []
+
+
+# ---- SGLang: entrypoints/engine.py, model_runner_components/weight_updater.py ----
+
+
+def test_sglang_calls_the_loader_in_each_rank(tmp_path, monkeypatch):
+    rank = [(0, 1)]
+    made = modules(
+        sglang__srt__distributed={
+            "get_tensor_model_parallel_rank": lambda: rank[0][0],
+            "get_tensor_model_parallel_world_size": lambda: rank[0][1],
+        }
+    )
+    for name, module in made.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    from tagc.weights.engines import sglang
+
+    here, generator = fake_engine.checkpoint(), torch.Generator().manual_seed(1)
+    sender = Publisher(here, tmp_path)
+    models = [fake_engine.Model((0, 2), False), fake_engine.Model((1, 2), False)]
+
+    class Engine:
+        is_open = False
+
+        def begin_weight_update(self):
+            self.is_open = True
+
+        def end_weight_update(self):
+            self.is_open = False
+
+        def update_weights_from_tensor(self, named_tensors, load_format=None, flush_cache=True):
+            assert self.is_open and load_format in ["tagc.weights.engines.sglang.load"]
+            module, _, name = load_format.rpartition(".")
+            loader = getattr(importlib.import_module(module), name)
+            for number, model in enumerate(models):
+                rank[0] = (number, 2)
+                loader(model, named_tensors)
+
+    engine = Engine()
+    for version in range(1, 4):
+        sender.publish()
+        sglang.update(engine, str(tmp_path), version)
+        for number, model in enumerate(models):
+            oracle = fake_engine.Model((number, 2), False)
+            oracle.load_weights(here.items())
+            assert same(model, oracle)
+        step(here, generator)
+    with pytest.raises(tagc.Error, match="the store has version 3 yet, and not 9"):
+        sglang.update(engine, str(tmp_path), 9, wait_s=0)
+    assert not engine.is_open
+    with pytest.raises(tagc.Error, match="is called by tagc.weights.engines.sglang.update"):
+        sglang.load(models[0], [("a", torch.ones(3))])
+
+
+# ---- verl: checkpoint_engine/base.py ----
+
+
+def test_verl_sends_by_a_store(tmp_path, monkeypatch):
+    class CheckpointEngineRegistry:
+        registry = {}
+
+        @staticmethod
+        def register(backend):
+            return lambda cls: CheckpointEngineRegistry.registry.setdefault(backend, cls)
+
+    engine = {
+        "CheckpointEngine": type("CheckpointEngine", (), {}),
+        "CheckpointEngineRegistry": CheckpointEngineRegistry,
+    }
+    for name, module in modules(verl__checkpoint_engine=engine).items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "tagc.weights.engines.verl", raising=False)
+    importlib.import_module("tagc.weights.engines.verl")
+    made = CheckpointEngineRegistry.registry["tagc"]
+    actors, rollouts = ([made(bucket_size=1 << 20, store=str(tmp_path)) for _ in range(2)] for _ in range(2))
+    here, generator = fake_engine.checkpoint(), torch.Generator().manual_seed(1)
+    passes = []
+
+    def weights():
+        passes.append(1)
+        yield from here.items()
+
+    async def received(engine):
+        return {name: tensor.clone() async for name, tensor in engine.receive_weights(global_steps=1)}
+
+    for version in range(1, 4):
+        if version == 3:  # the actors start again
+            actors = [made(bucket_size=1 << 20, store=str(tmp_path)) for _ in range(2)]
+        metadata = [one.prepare() for one in actors + rollouts]
+        for group, options in zip((actors, rollouts), made.build_topology(2, 2, metadata)):
+            for number, one in enumerate(group):
+                one.init_process_group(**{key: values[number] for key, values in options.items()})
+        told = [asyncio.run(one.send_weights(weights(), global_steps=1)) for one in actors]
+        assert told[0]["tagc/share_changed"] > 0 and told[1] == {} and len(passes) == 2 * version
+        for one in rollouts:
+            assert {n: t.tolist() for n, t in asyncio.run(received(one)).items()} == {
+                n: t.tolist() for n, t in here.items()
+            }
+        [one.finalize() for one in actors + rollouts]
+        step(here, generator)
+    with pytest.raises(tagc.Error, match="engine_kwargs.tagc.store is missing"):
+        made(bucket_size=1)
