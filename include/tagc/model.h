@@ -145,6 +145,9 @@ typedef struct tagc_model_options {
     /* (n_tensors,), copied. Tensors with different numbers are never exchanged as one, as those that tensor parallelism replicates and
      * those that it splits must not be: the former stay equal on its ranks. Default NULL: all numbers are 0. */
     const uint32_t *apart;
+    /* tagc_format in which ranks of a host send each other what they add up: FP32 or BF16. Default -1: FP32 if that is what hosts send,
+     * else BF16. */
+    int within_format;
 } tagc_model_options;
 
 TAGC_API void tagc_model_options_init_sized(tagc_model_options *options, size_t struct_bytes);

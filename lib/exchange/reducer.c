@@ -32,14 +32,18 @@ void tagc_reducer_place(tagc_reducer *r, tagc_arena *arena) {
     tagc_agreement_place(r, arena);
 }
 
-/* direct works row by row. Where it sends no sums back, the last row is encoded before the first sum is written. Sums of its path for
- * whole values take the place of the gradient, chunk by chunk, once that has been sent. */
+/* direct works row by row. Where it sends no sums back, the last row is encoded before the first sum is written. On its path for whole
+ * values the shard comes first, and stays if the feed keeps it; sums that are sent back take the place of the gradient, chunk by chunk, once
+ * that has been sent. */
 static void place_fed_arrays(tagc_reducer *r, tagc_arena *work) {
     size_t n = (size_t)r->options.n_elems,
            n_output = (size_t)r->exchange->output_elems(&r->options, r->world_size);
     int is_by_row = r->exchange->runner != NULL, is_shard = r->options.output == TAGC_OUTPUT_SHARD;
-    void *gradient = is_by_row ? NULL : tagc_arena_take(work, n, tagc_reducer_gradient_bytes(r));
-    int is_in_place = r->exchange->overlap == TAGC_OVERLAP_ROWS && r->options.gradient == TAGC_FORMAT_FP32;
+    int is_by_chunk = r->exchange->takes_chunks && is_shard;
+    void *gradient =
+        is_by_row || is_by_chunk ? NULL : tagc_arena_take(work, n, tagc_reducer_gradient_bytes(r));
+    int is_in_place =
+        !is_by_chunk && r->exchange->overlap == TAGC_OVERLAP_ROWS && r->options.gradient == TAGC_FORMAT_FP32;
     float *output = is_by_row || is_in_place ? NULL : tagc_arena_take(work, n_output, sizeof *output);
     void *row = is_by_row ? tagc_arena_take(work, r->shard, sizeof(float)) : NULL;
     float *own_sums = is_by_row && !is_shard ? tagc_arena_take(work, r->shard, sizeof *own_sums) : row;
@@ -69,11 +73,11 @@ static tagc_status start_padded(void *context, const void **lent) {
     return TAGC_OK;
 }
 
-static void fill_padded(void *context, size_t row, void *values) {
+static void fill_padded(void *context, size_t row, size_t first, size_t n, void *values) {
     const tagc_reducer *r = context;
-    size_t width = tagc_reducer_gradient_bytes(r), n = given_of(r, row * r->shard, r->shard);
-    if (n) memcpy(values, (const char *)r->now.given_gradient + row * r->shard * width, n * width);
-    memset((char *)values + n * width, 0, (r->shard - n) * width);
+    size_t width = tagc_reducer_gradient_bytes(r), at = row * r->shard + first, n_given = given_of(r, at, n);
+    if (n_given) memcpy(values, (const char *)r->now.given_gradient + at * width, n_given * width);
+    memset((char *)values + n_given * width, 0, (n - n_given) * width);
 }
 
 static void take_padded(void *context, size_t row, const float *sums) {
@@ -228,7 +232,8 @@ static tagc_status make(const tagc_arrays *arrays, const tagc_runner *runner, co
     TAGC_TRY(tagc_reducer_make_residual(r));
     r->may_be_whole = !runner;
     tagc_reducer_choose_path(r);
-    TAGC_TRY(tagc_work_open(comm, &tagc_host_arrays.heap, TAGC_WORK_REDUCE, checked.tag, &r->work));
+    int kind = feed && feed->keeps ? TAGC_WORK_HOST_SUM : TAGC_WORK_REDUCE;
+    TAGC_TRY(tagc_work_open(comm, &tagc_host_arrays.heap, kind, checked.tag, &r->work));
     if (checked.n_threads > 1) TAGC_TRY(tagc_pool_create(checked.n_threads, &r->pool));
     TAGC_TRY(tagc_reducer_lay_out(r));
     tagc_reducer_note_residual(r);
@@ -320,7 +325,7 @@ static void start_fed(tagc_reducer *r) {
     tagc_note_failure(r, feed->start(feed->context, &lent));
     char *whole = (char *)(uintptr_t)r->now.gradient;
     for (size_t row = 0; whole && r->now.failure == TAGC_OK && row < (size_t)r->world_size; row++)
-        feed->fill(feed->context, row, whole + row * r->shard * tagc_reducer_gradient_bytes(r));
+        feed->fill(feed->context, row, 0, r->shard, whole + row * r->shard * tagc_reducer_gradient_bytes(r));
     if (lent) r->now.gradient = lent;
     tagc_phase_end(r, TAGC_PHASE_SELECT, start_s);
 }
@@ -334,8 +339,14 @@ static void end_fed(tagc_reducer *r) {
     feed->end(feed->context, TAGC_OK);
 }
 
+/* A feed keeps the row that is first. */
 static void give_work(tagc_reducer *r) {
-    if (!r->feed || !r->feed->keeps) tagc_work_give(r->comm, &r->work);
+    if (!r->feed || !r->feed->keeps) {
+        tagc_work_give(r->comm, &r->work);
+        return;
+    }
+    tagc_work_keep(r->comm, &r->work, r->shard * sizeof(float));
+    tagc_comm_look_again(r->comm); /* a step may wait for the rest */
 }
 
 void tagc_reducer_release(tagc_reducer *r) {

@@ -16,9 +16,11 @@ struct tagc_work_region {
     tagc_work *held; /* in the order of addresses */
 };
 
-uint64_t tagc_work_capacity(uint64_t most, uint64_t total) {
-    uint64_t others = total - most;
-    return most + (others < TAGC_MORE_WORK_BYTES ? others : TAGC_MORE_WORK_BYTES);
+uint64_t tagc_work_capacity(int kind, uint64_t most, uint64_t total) {
+    uint64_t others = total - most, more = kind == TAGC_WORK_HOST_SUM ? TAGC_MORE_HOST_SUM_BYTES
+                                           : kind == TAGC_WORK_SPREAD ? 0
+                                                                      : TAGC_MORE_WORK_BYTES;
+    return most + (others < more ? others : more);
 }
 
 /* ---- regions ---- */
@@ -59,7 +61,7 @@ static uint64_t wanted_bytes(const tagc_works *works) {
         if (group->n_bytes > most) most = group->n_bytes;
         total += group->n_bytes;
     }
-    return tagc_work_capacity(most, total);
+    return tagc_work_capacity(works->kind, most, total);
 }
 
 static int is_right(const tagc_works *works, uint64_t wanted) {
@@ -195,7 +197,7 @@ static tagc_work **find_gap(tagc_work_region *region, size_t n_bytes, size_t *be
     for (; *link; link = &(*link)->next_held) {
         size_t at = (size_t)((*link)->memory - region->memory);
         if (at - *begin >= n_bytes) return link;
-        *begin = at + (*link)->n_bytes;
+        *begin = at + (*link)->n_held;
     }
     return region->n_bytes - *begin >= n_bytes ? link : NULL;
 }
@@ -213,6 +215,7 @@ int tagc_work_take(tagc_comm *comm, tagc_work *work) {
         *link = work;
         work->region = works->region;
         work->memory = works->region->memory + begin;
+        work->n_held = work->n_bytes;
     }
     pthread_mutex_unlock(&comm->lock);
     return link != NULL;
@@ -230,6 +233,13 @@ void tagc_work_give(tagc_comm *comm, tagc_work *work) {
     int is_unused = region->is_old && !region->held;
     pthread_mutex_unlock(&comm->lock);
     if (is_unused) destroy_region(work->works->heap, region);
+}
+
+void tagc_work_keep(tagc_comm *comm, tagc_work *work, size_t n_bytes) {
+    n_bytes = tagc_aligned(n_bytes); /* so that the next one is, too */
+    pthread_mutex_lock(&comm->lock);
+    if (n_bytes < work->n_held) work->n_held = n_bytes;
+    pthread_mutex_unlock(&comm->lock);
 }
 
 uint64_t tagc_works_bytes(tagc_comm *comm, const tagc_heap *heap) {

@@ -13,10 +13,11 @@
 #include "core/status.h"
 
 #define TAGC_MORE_WORK_BYTES ((uint64_t)32 << 20)
-#define TAGC_NO_TAG UINT64_MAX /* a group of its own */
+#define TAGC_MORE_HOST_SUM_BYTES ((uint64_t)1 << 20) /* of sums within a host, where waits are short */
+#define TAGC_NO_TAG UINT64_MAX                       /* a group of its own */
 
 /* Who shares: steps of one kind have one order. */
-enum { TAGC_WORK_REDUCE, TAGC_WORK_GATHER };
+enum { TAGC_WORK_REDUCE, TAGC_WORK_GATHER, TAGC_WORK_HOST_SUM, TAGC_WORK_SPREAD };
 
 typedef struct tagc_works tagc_works;             /* of one comm, heap and kind */
 typedef struct tagc_work_group tagc_work_group;   /* objects with one tag */
@@ -27,7 +28,8 @@ typedef struct tagc_work {
     tagc_works *works; /* NULL: not open */
     tagc_work_group *group;
     size_t n_bytes; /* that a step takes */
-    char *memory;   /* (n_bytes) from _take to _give */
+    char *memory;   /* (n_held) from _take to _give */
+    size_t n_held;  /* n_bytes, or what _keep has left of them */
     tagc_work_region *region;
     struct tagc_work *next_in_line, *next_held;
 } tagc_work;
@@ -43,9 +45,11 @@ void tagc_work_line_up(tagc_comm *comm, tagc_work *work);
 /* Whether the step has its memory now. */
 int tagc_work_take(tagc_comm *comm, tagc_work *work);
 void tagc_work_give(tagc_comm *comm, tagc_work *work); /* accepts one that has nothing */
+/* Gives back what is behind the first n_bytes. */
+void tagc_work_keep(tagc_comm *comm, tagc_work *work, size_t n_bytes);
 
-/* Bytes for groups of which the largest takes `most`, and all together `total`. */
-uint64_t tagc_work_capacity(uint64_t most, uint64_t total);
+/* Bytes for groups of a kind of which the largest takes `most`, and all together `total`. */
+uint64_t tagc_work_capacity(int kind, uint64_t most, uint64_t total);
 /* Bytes of all such memory of this comm, or of its part in one heap. */
 uint64_t tagc_works_bytes(tagc_comm *comm, const tagc_heap *heap);
 

@@ -10,6 +10,7 @@
 #include "unit/unit.h"
 
 #include <math.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -90,14 +91,6 @@ static tagc_status settle_rest(tagc_model_part *part, int is_taken) {
 
 /* ---- what reducers read and write ---- */
 
-/* Rows of the reducer that reads the caller's gradients. */
-static void fill_row(tagc_model_part *part, uint64_t n, size_t row, void *values) {
-    int element = tagc_part_reads_bf16(part) ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32;
-    uint64_t begin = tagc_part_place_elems(part) * (uint64_t)part->model->place;
-    tagc_part_read(part, begin + row * n, n, element, values);
-    if (part->n_full > 0) part->square += tagc_elements_square(values, element, 0, n);
-}
-
 static tagc_status start_alone(void *context, const void **lent) {
     tagc_model_part *part = context;
     (void)lent;
@@ -105,9 +98,12 @@ static tagc_status start_alone(void *context, const void **lent) {
     return tagc_part_sample(part, NULL);
 }
 
-static void fill_alone(void *context, size_t row, void *values) {
+static void fill_alone(void *context, size_t row, size_t first, size_t n, void *values) {
     tagc_model_part *part = context;
-    fill_row(part, row_elems(part), row, values);
+    int element = tagc_part_reads_bf16(part) ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32;
+    uint64_t begin = tagc_part_place_elems(part) * (uint64_t)part->model->place;
+    tagc_part_read(part, begin + row * row_elems(part) + first, n, element, values);
+    if (part->n_full > 0) part->square += tagc_elements_square(values, element, 0, n);
 }
 
 /* The rank's own row, or of what all ranks of a place get, row by row. */
@@ -140,9 +136,9 @@ static tagc_status start_host_sum(void *context, const void **lent) {
     return part->unit->status == TAGC_OK ? TAGC_OK : tagc_fail(part->unit->status, "%s", part->unit->text);
 }
 
-static void fill_host_sum(void *context, size_t row, void *values) {
-    tagc_model_part *part = context;
-    tagc_part_read(part, row * tagc_part_place_elems(part), tagc_part_place_elems(part),
+static void fill_host_sum(void *context, size_t row, size_t first, size_t n, void *values) {
+    const tagc_model_part *part = context;
+    tagc_part_read(part, row * tagc_part_place_elems(part) + first, n,
                    tagc_part_reads_bf16(part) ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32, values);
 }
 
@@ -179,10 +175,9 @@ static tagc_status lend_host_sum(void *context, const void **lent) {
 }
 
 /* The own row may be asked for after _start has failed and lent nothing. */
-static void fill_nothing(void *context, size_t row, void *values) {
-    const tagc_model_part *part = context;
-    (void)row;
-    memset(values, 0, row_elems(part) * sizeof(float));
+static void fill_nothing(void *context, size_t row, size_t first, size_t n, void *values) {
+    (void)context, (void)row, (void)first;
+    memset(values, 0, n * sizeof(float));
 }
 
 /* A part without kernels, of a unit that stays on a device: what it reads was packed there, and what it writes is unpacked there. */
@@ -208,7 +203,8 @@ void tagc_part_set_feeds(tagc_model_part *part) {
                              .start = is_alone ? start_alone : lend_host_sum,
                              .fill = is_alone ? fill_alone : fill_nothing,
                              .take = take_sums,
-                             .end = end_exchange};
+                             .end = end_exchange,
+                             .lends = !is_alone};
     part->host_feed = (tagc_feed){.context = part,
                                   .start = start_host_sum,
                                   .fill = fill_host_sum,
@@ -219,6 +215,7 @@ void tagc_part_set_feeds(tagc_model_part *part) {
     part->feed.start = lend_pinned;
     part->feed.fill = fill_nothing;
     part->feed.take = take_pinned;
+    part->feed.lends = 1;
 }
 
 /* ---- a step ---- */
@@ -386,25 +383,22 @@ static tagc_status end_parts(tagc_model_unit *unit, tagc_model_stats *out) {
     return status == TAGC_OK ? TAGC_OK : tagc_fail(status, "%s", text);
 }
 
-enum { SPREAD_BYTES = 1 << 20 };
-
 tagc_status tagc_model_make_spread(tagc_model *model) {
-    void *memory;
     if (!tagc_model_adds_up(model) || model->options.output != TAGC_OUTPUT_UNIT) return TAGC_OK;
-    TAGC_TRY(tagc_memory_create((size_t)(1 + model->n_places) * SPREAD_BYTES, "sums of a host", &memory));
-    model->spread = memory;
-    return TAGC_OK;
+    TAGC_TRY(
+        tagc_work_open(model->within, &tagc_host_arrays.heap, TAGC_WORK_SPREAD, TAGC_NO_TAG, &model->spread));
+    return tagc_work_set(model->within, &model->spread, (size_t)(1 + model->n_places) * TAGC_SPREAD_BYTES);
 }
 
 /* The ranks of a host send each other the sums of their places, slice by slice. */
-static tagc_status spread(tagc_model *model, const tagc_model_part *part, tagc_model_stats *stats) {
-    size_t width = tagc_element_bytes(model->options.sum), most = SPREAD_BYTES / width;
+static tagc_status spread_part(tagc_model *model, const tagc_model_part *part, tagc_model_stats *stats) {
+    size_t width = tagc_element_bytes(model->options.sum), most = TAGC_SPREAD_BYTES / width;
     uint64_t n_place = tagc_part_place_elems(part), own = (uint64_t)model->place * n_place;
+    char *sent = model->spread.memory, *all = sent + TAGC_SPREAD_BYTES;
     for (uint64_t at = 0, n; at < n_place; at += n) {
-        char *all = model->spread + SPREAD_BYTES;
         n = n_place - at < most ? n_place - at : most;
-        tagc_part_read_sums(part, own + at, n, model->spread);
-        TAGC_TRY(tagc_comm_all_gather_as(model->within, TAGC_LEG_RESULT, model->spread, n * width, all,
+        tagc_part_read_sums(part, own + at, n, sent);
+        TAGC_TRY(tagc_comm_all_gather_as(model->within, TAGC_LEG_RESULT, sent, n * width, all,
                                          (size_t)model->n_places * n * width));
         stats->n_bytes_within += n * width * (uint64_t)(model->n_places - 1);
         for (int place = 0; place < model->n_places; place++)
@@ -413,6 +407,18 @@ static tagc_status spread(tagc_model *model, const tagc_model_part *part, tagc_m
                                 all + (size_t)place * n * width);
     }
     return TAGC_OK;
+}
+
+/* Models of a comm end one after the other, as its collectives must come. */
+static tagc_status spread(tagc_model_unit *unit, tagc_model_stats *stats) {
+    tagc_model *model = unit->model;
+    tagc_status status = TAGC_OK;
+    tagc_work_line_up(model->within, &model->spread);
+    while (!tagc_work_take(model->within, &model->spread)) sched_yield();
+    for (uint32_t p = 0; p < unit->n_parts && status == TAGC_OK; p++)
+        status = spread_part(model, &unit->parts[p], stats);
+    tagc_work_give(model->within, &model->spread);
+    return status;
 }
 
 /* How an exchange ends in which all ranks have asked alike; and what makes its word another one than that of an exchange. */
@@ -424,8 +430,7 @@ static tagc_status end_exchange_of(tagc_model_unit *unit, tagc_model_stats *stat
     tagc_model *model = unit->model;
     tagc_status status = end_parts(unit, stats);
     if (tagc_model_adds_up(model)) status = tagc_model_agree_within(model, status);
-    for (uint32_t p = 0; p < unit->n_parts && model->spread && status == TAGC_OK; p++)
-        status = spread(model, &unit->parts[p], stats);
+    if (model->spread.n_bytes > 0 && status == TAGC_OK) status = spread(unit, stats);
     status = tagc_model_share(model, status);
     for (uint32_t p = 0; p < unit->n_parts; p++) {
         tagc_status failure = settle_rest(&unit->parts[p], status == TAGC_OK);

@@ -19,10 +19,11 @@ static const tagc_model_options default_options = {.moment = TAGC_MOMENT_STAYS,
                                                    .n_threads = 1,
                                                    .exchange = TAGC_EXCHANGE_DIRECT,
                                                    .result_format = -1,
-                                                   .result_sparsity = -1};
+                                                   .result_sparsity = -1,
+                                                   .within_format = -1};
 static const tagc_sized options_struct = {"tagc_model_options", sizeof(tagc_model_options),
-                                          offsetof(tagc_model_options, apart) +
-                                              sizeof(uint32_t *), /* the last field of version 0.3 */
+                                          offsetof(tagc_model_options, within_format) +
+                                              sizeof(int), /* the last field of version 0.3 */
                                           &default_options};
 
 void tagc_model_options_init_sized(tagc_model_options *options, size_t struct_bytes) {
@@ -56,6 +57,7 @@ static tagc_status check_options(const tagc_model_options *o, int n_places) {
     if (o->residual != -1 && o->residual != TAGC_FORMAT_FP32 && o->residual != TAGC_FORMAT_INT8 &&
         o->residual != TAGC_FORMAT_INT4)
         return tagc_fail(TAGC_ERR_ARGUMENT, "residual is %d, must be -1, FP32, INT8 or INT4", o->residual);
+    TAGC_TRY(check_choice("within_format", o->within_format, -1, TAGC_FORMAT_BF16));
     TAGC_TRY(check_choice("cut", o->cut, TAGC_CUT_ROWS, TAGC_CUT_FLAT_ARRAYS));
     if (o->cut == TAGC_CUT_FLAT_ARRAYS && (o->gradient != TAGC_ELEMENT_FP32 || o->sum != TAGC_ELEMENT_FP32))
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
@@ -68,9 +70,8 @@ static tagc_status check_options(const tagc_model_options *o, int n_places) {
     int is_paper = o->exchange == TAGC_EXCHANGE_SKETCH || o->exchange == TAGC_EXCHANGE_PACKED;
     if (o->paper && !is_paper)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "paper is set, but exchange is none of the paper's");
-    if (is_paper && (n_places > 1 || o->residual > TAGC_FORMAT_FP32))
-        return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "exchange is one of the paper's, which have one rank per host and residual FP32");
+    if (is_paper && o->residual > TAGC_FORMAT_FP32)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is one of the paper's, which have residual FP32");
     return TAGC_OK;
 }
 
@@ -224,10 +225,10 @@ static uint64_t mix(uint64_t sum, const void *bytes, size_t n_bytes) {
 static tagc_status compare(tagc_model *model) {
     const tagc_model_options *o = &model->options;
     const tagc_schedule_options *s = &model->schedule_options;
-    int choices[] = {o->moment,        o->output,           o->op,          o->dense_format, o->residual,
-                     o->exchange,      s->gentle,           s->fresh,       o->rests,        (int)s->format,
-                     o->result_format, (int)s->mild_format, model->n_hosts, model->n_places, o->cut,
-                     o->block,         (int)o->summed};
+    int choices[] = {o->moment,        o->output,           o->op,           o->dense_format, o->residual,
+                     o->exchange,      s->gentle,           s->fresh,        o->rests,        (int)s->format,
+                     o->result_format, (int)s->mild_format, model->n_hosts,  model->n_places, o->cut,
+                     o->block,         (int)o->summed,      o->within_format};
     double numbers[] = {s->sparsity, s->mild_sparsity, s->short_beta1, o->result_sparsity};
     uint64_t sum = mix(0, choices, sizeof choices);
     sum = mix(sum, numbers, sizeof numbers);
@@ -322,7 +323,7 @@ void tagc_model_destroy(tagc_model *model) {
     }
     if (!tagc_model_is_following(model)) tagc_schedule_destroy(model->schedule);
     tagc_memory_destroy(model->own);
-    tagc_memory_destroy(model->spread);
+    if (model->within) tagc_work_close(model->within, &model->spread);
     tagc_memory_destroy(model->memory);
     if (model->within) tagc_comm_let_go(model->within);
     tagc_comm_let_go(model->between);

@@ -100,7 +100,7 @@ void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *o) {
     o->result_sparsity = asked->result_sparsity;
 }
 
-/* Ranks of a host add up in fp32, and send each other fp32 if that is what hosts send, else bf16. */
+/* Ranks of a host add up in fp32. */
 void tagc_part_host_options(const tagc_model_part *part, tagc_reducer_options *o) {
     const tagc_model *model = part->model;
     tagc_reducer_options_init(o);
@@ -108,7 +108,9 @@ void tagc_part_host_options(const tagc_model_part *part, tagc_reducer_options *o
     o->tag = tag_of(part);
     o->op = model->options.op;
     o->sparsity = 0;
-    o->format = format_of(part) == TAGC_FORMAT_FP32 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
+    o->format = model->options.within_format >= 0     ? model->options.within_format
+                : format_of(part) == TAGC_FORMAT_FP32 ? TAGC_FORMAT_FP32
+                                                      : TAGC_FORMAT_BF16;
     o->gradient = tagc_part_reads_bf16(part) ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
     o->n_threads = model->options.n_threads;
 }

@@ -157,12 +157,15 @@ struct tagc_model {
     uint64_t *weights;          /* (n_tensors,) of tagc_schedule_get_plan */
     uint32_t *full;             /* (n_tensors,) parameters whose windows are full, at the end of a step */
     double *own, *pooled;       /* messages of a step */
-    char *spread; /* (1 + L, SPREAD_BYTES): sums that ranks of a host send each other; or NULL */
+    tagc_work
+        spread; /* (1 + L, TAGC_SPREAD_BYTES): sums that ranks of a host send each other, of one model at a time */
     int is_blind; /* see tagc_model_set_sampling */
     char name[96];
     uint64_t n_steps, n_begun; /* n_begun: exchanges, of all units */
     uint64_t run;              /* a number of this run, the same on all ranks, in saved states */
 };
+
+enum { TAGC_SPREAD_BYTES = 1 << 18 }; /* of a rank's sums that others of its host get at a time */
 
 /* 1: tensors lie end to end in flats. */
 static inline int tagc_model_is_flat(const tagc_model *model) {
@@ -264,7 +267,7 @@ tagc_status tagc_model_make(const tagc_model_device *device, void *queue, tagc_c
 
 /* What the part's reducers read and write. */
 void tagc_part_set_feeds(tagc_model_part *part);
-/* Memory for sums that ranks of a host send each other. */
+/* Makes room for sums that ranks of a host send each other. */
 tagc_status tagc_model_make_spread(tagc_model *model);
 /* tagc_model_begin, on a device. */
 tagc_status tagc_model_begin_there(tagc_model *model, uint32_t unit, const tagc_piece *gradients,

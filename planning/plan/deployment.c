@@ -324,7 +324,8 @@ tagc_status tagc_deployment_memory(const tagc_deployment *d, tagc_plan_memory *o
         n_whole += d->layout->flats[i].n_padded;
         n_owned += d->flats[i].n_owned;
     }
-    for (int i = 0; i < 2; i++) out->buffers += tagc_work_capacity(work[i].most, work[i].total);
+    out->buffers += tagc_work_capacity(TAGC_WORK_REDUCE, work[0].most, work[0].total) +
+                    tagc_work_capacity(TAGC_WORK_GATHER, work[1].most, work[1].total);
     if (d->keeps_replicas) TAGC_TRY(parameters_with_replicas(d, &out->engine.parameters));
     if (d->setup->placement ==
         TAGC_PLACE_ZERO1) /* whole gradients, in addition to the part that the update reads */

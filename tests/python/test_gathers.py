@@ -206,7 +206,7 @@ def bytes_between_hosts(rank, world_size):
             bits = 8 * before[2] * world_size / (hosts - 1) / stats["n_gathered"]
             assert stats["gather_bits"] == pytest.approx(bits)
             gathers = n_others * sum(4 * hosts * n + 2 * 64 for n in given)
-            sums = n_others * sum(4 * hosts * n + 64 for n in shards)
+            sums = n_others * sum(4 * hosts * n + 128 for n in shards)
             assert stats["bytes_within"] == gathers + sums, (stats["bytes_within"], gathers, sums)
 
 

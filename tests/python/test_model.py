@@ -116,13 +116,14 @@ class New:
     """model.UnitModel with a schedule."""
 
     def __init__(self, comm, parameters, lay_out, options, is_fresh, dtype, op, rests):
-        from tagc.torch.exchange.model import UnitModel
+        from tagc.torch.exchange.model import Levels, UnitModel
         from tagc.torch.exchange.unit import kind_of
 
         self.schedule, self.wrapper = side(parameters, comm.world_size, options, is_fresh)
         self.comm, self._lay_out, self._seen = comm, lay_out, self.wrapper.parameters()
         kind, self._factor = kind_of(op, comm.world_size)
-        self._model = UnitModel("unit", comm, lay_out(self._seen), dtype, kind, self.schedule, rests)
+        levels, layout = Levels(None, comm), lay_out(self._seen)
+        self._model = UnitModel("unit", levels, layout, dtype, kind, self.schedule, rests)
 
     def reduce(self, source, target, _op, step, _rests):
         if self._seen != self.wrapper.parameters():

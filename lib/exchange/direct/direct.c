@@ -40,7 +40,8 @@ size_t tagc_direct_row(const tagc_reducer *r, int host, int local) {
 
 void tagc_direct_fill_row(tagc_reducer *r, int host) {
     if (!r->now.row || r->now.gradient) return;
-    r->feed->fill(r->feed->context, tagc_direct_row(r, host, tagc_direct_of(r)->local), r->now.row);
+    r->feed->fill(r->feed->context, tagc_direct_row(r, host, tagc_direct_of(r)->local), 0, r->shard,
+                  r->now.row);
 }
 
 float *tagc_direct_sums(const tagc_reducer *r) {

@@ -116,6 +116,7 @@ class ModelExchanges:
                 if (full := model.model.take_full()) is not None:
                     self._schedule.keep(start.call.comm, dict(zip(*full)))
                 assert start.contents is not None  # or this rank has failed
+                start.call.n_within = model.model.n_bytes_within
                 start.contents.record(stats, model.model.seconds, 0.0)
             except BaseException as problem:
                 is_own = failure is None and model is not None and model.model.failed_here
@@ -131,7 +132,7 @@ class ModelExchanges:
         model = own
         try:
             if contents is not None:
-                kind, factor = kind_of(call.op, call.comm.world_size)
+                kind, factor = kind_of(call.op, call.levels.world_size)
                 model = self._model_of(start, contents, word, kind)
             assert model is not None  # without one, all ranks have agreed, and none has failed
             model.model.set_word(word)
@@ -168,7 +169,7 @@ class ModelExchanges:
             own.model.ask(word)  # a rank that has begun what it exchanged before fails, too
         if model is None or not is_alike:
             return contents.unit.open_model(
-                call.comm, contents.layout, call.dtype, kind, self._schedule, call.unit.rests, queue
+                call.levels, contents.layout, call.dtype, kind, self._schedule, call.unit.rests, queue
             )
         if model.layout is not contents.layout:
             model.follow(contents.layout)
@@ -226,11 +227,14 @@ class ModelExchanges:
 
 
 def _explain(failed: Failed, take_back: Callable[[], object]) -> None:
-    """Raises the failure of an exchange that has ended, or what the ranks tell each other of it.
-    Collective."""
+    """Raises the failure of an exchange that has ended, or what the ranks tell each other of it: of two
+    levels also which rank is lost, since only those of its host and of its place know. Collective."""
     start, failure, is_own = failed
     call = start.call
-    if not isinstance(failure, Error) or failure.status in LOST:
+    if not isinstance(failure, Error):
+        raise failure
+    is_lost = failure.status in LOST
+    if is_lost and call.within is None:
         raise failure
     # its device's: the others know no more than the status
     if start.staging is not None and is_own and failure.status != "mismatch":
@@ -241,5 +245,5 @@ def _explain(failed: Failed, take_back: Callable[[], object]) -> None:
     except Error as told:
         if call.opens_step and told.status == "mismatch":
             take_back()
-        raise (failure if told.status in LOST else told) from None
+        raise (failure if told.status in LOST and not is_lost else told) from None
     raise failure
