@@ -32,18 +32,20 @@ void tagc_reducer_place(tagc_reducer *r, tagc_arena *arena) {
     tagc_agreement_place(r, arena);
 }
 
+/* 1: a feed gives and takes chunks, so there are no arrays. */
+static int is_by_chunk(const tagc_reducer *r) {
+    return r->exchange->takes_chunks && r->options.output == TAGC_OUTPUT_SHARD;
+}
+
 /* direct works row by row. Where it sends no sums back, the last row is encoded before the first sum is written. On its path for whole
- * values the shard comes first, and stays if the feed keeps it; sums that are sent back take the place of the gradient, chunk by chunk, once
- * that has been sent. */
+ * values, sums that are sent back take the place of the gradient, chunk by chunk, once that has been sent. */
 static void place_fed_arrays(tagc_reducer *r, tagc_arena *work) {
     size_t n = (size_t)r->options.n_elems,
            n_output = (size_t)r->exchange->output_elems(&r->options, r->world_size);
     int is_by_row = r->exchange->runner != NULL, is_shard = r->options.output == TAGC_OUTPUT_SHARD;
-    int is_by_chunk = r->exchange->takes_chunks && is_shard;
-    void *gradient =
-        is_by_row || is_by_chunk ? NULL : tagc_arena_take(work, n, tagc_reducer_gradient_bytes(r));
-    int is_in_place =
-        !is_by_chunk && r->exchange->overlap == TAGC_OVERLAP_ROWS && r->options.gradient == TAGC_FORMAT_FP32;
+    if (is_by_chunk(r)) return;
+    void *gradient = is_by_row ? NULL : tagc_arena_take(work, n, tagc_reducer_gradient_bytes(r));
+    int is_in_place = r->exchange->overlap == TAGC_OVERLAP_ROWS && r->options.gradient == TAGC_FORMAT_FP32;
     float *output = is_by_row || is_in_place ? NULL : tagc_arena_take(work, n_output, sizeof *output);
     void *row = is_by_row ? tagc_arena_take(work, r->shard, sizeof(float)) : NULL;
     float *own_sums = is_by_row && !is_shard ? tagc_arena_take(work, r->shard, sizeof *own_sums) : row;
@@ -80,12 +82,12 @@ static void fill_padded(void *context, size_t row, size_t first, size_t n, void 
     memset((char *)values + n_given * width, 0, (n - n_given) * width);
 }
 
-static void take_padded(void *context, size_t row, const float *sums) {
+static void take_padded(void *context, size_t row, size_t first, size_t n, const float *sums) {
     const tagc_reducer *r = context;
     int is_shard = r->options.output == TAGC_OUTPUT_SHARD;
-    size_t n = given_of(r, (is_shard ? (size_t)r->rank : row) * r->shard, r->shard);
+    size_t n_given = given_of(r, (is_shard ? (size_t)r->rank : row) * r->shard + first, n);
     float *to = r->now.given_output;
-    for (size_t i = 0; i < n; i++) to[row * r->shard + i] = sums ? sums[i] : NAN;
+    for (size_t i = 0; i < n_given; i++) to[row * r->shard + first + i] = sums ? sums[i] : NAN;
 }
 
 static void end_padded(void *context, tagc_status status) {
@@ -232,7 +234,7 @@ static tagc_status make(const tagc_arrays *arrays, const tagc_runner *runner, co
     TAGC_TRY(tagc_reducer_make_residual(r));
     r->may_be_whole = !runner;
     tagc_reducer_choose_path(r);
-    int kind = feed && feed->keeps ? TAGC_WORK_HOST_SUM : TAGC_WORK_REDUCE;
+    int kind = feed ? feed->work : TAGC_WORK_REDUCE;
     TAGC_TRY(tagc_work_open(comm, &tagc_host_arrays.heap, kind, checked.tag, &r->work));
     if (checked.n_threads > 1) TAGC_TRY(tagc_pool_create(checked.n_threads, &r->pool));
     TAGC_TRY(tagc_reducer_lay_out(r));
@@ -330,28 +332,14 @@ static void start_fed(tagc_reducer *r) {
     tagc_phase_end(r, TAGC_PHASE_SELECT, start_s);
 }
 
-/* Rows of sums that are sent back were taken when they were decoded. */
+/* Chunks were taken when they were added up, and rows of sums that are sent back when they were decoded. */
 static void end_fed(tagc_reducer *r) {
     const tagc_feed *feed = r->feed;
-    int is_void = r->now.stats.nonfinite, was_taken = r->now.row && r->options.output != TAGC_OUTPUT_SHARD;
+    int is_void = r->now.stats.nonfinite;
+    int was_taken = is_by_chunk(r) || (r->now.row && r->options.output != TAGC_OUTPUT_SHARD);
     for (size_t row = 0; row < n_rows_of_output(r) && (is_void || !was_taken); row++)
-        feed->take(feed->context, row, is_void ? NULL : r->now.output + row * r->shard);
+        feed->take(feed->context, row, 0, r->shard, is_void ? NULL : r->now.output + row * r->shard);
     feed->end(feed->context, TAGC_OK);
-}
-
-/* A feed keeps the row that is first. */
-static void give_work(tagc_reducer *r) {
-    if (!r->feed || !r->feed->keeps) {
-        tagc_work_give(r->comm, &r->work);
-        return;
-    }
-    tagc_work_keep(r->comm, &r->work, r->shard * sizeof(float));
-    tagc_comm_look_again(r->comm); /* a step may wait for the rest */
-}
-
-void tagc_reducer_release(tagc_reducer *r) {
-    tagc_work_give(r->comm, &r->work);
-    tagc_comm_look_again(r->comm); /* a step may wait for it */
 }
 
 static void start(tagc_reducer *r) {
@@ -388,7 +376,7 @@ static void finish(tagc_reducer *r) {
     tagc_reducer_settle_residual(r, !stats->nonfinite);
     if (r->exchange->end) r->exchange->end(r, 1);
     if (r->feed) end_fed(r);
-    give_work(r);
+    tagc_work_give(r->comm, &r->work);
     uint64_t n_selected_from = r->options.n_elems / (uint64_t)r->options.ranks_per_host;
     stats->sparsity = 1.0 - (double)stats->n_sent / (double)n_selected_from;
     stats->total_s = tagc_clock_s() - r->now.start_s;
@@ -402,7 +390,7 @@ static tagc_status fail(tagc_reducer *r, tagc_status status) {
     tagc_reducer_settle_residual(r, 0);
     if (r->exchange->end) r->exchange->end(r, 0);
     if (r->feed) r->feed->end(r->feed->context, status);
-    give_work(r);
+    tagc_work_give(r->comm, &r->work);
     return tagc_fail(status, "%s", text);
 }
 

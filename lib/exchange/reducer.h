@@ -23,14 +23,15 @@ typedef struct tagc_feed {
     tagc_status (*start)(void *context, const void **lent);
     /* Writes values [first, first + n) of row `row` of the gradient, in options.gradient. Each value once in a step. */
     void (*fill)(void *context, size_t row, size_t first, size_t n, void *values);
-    /* Takes row `row` of the output (shard). NULL: something is not finite, and so is the whole output. */
-    void (*take)(void *context, size_t row, const float *sums);
+    /* Takes values [first, first + n) of row `row` of the output. sums NULL: something is not finite, and so is the whole output, of which
+     * it may have got a part before. */
+    void (*take)(void *context, size_t row, size_t first, size_t n, const float *sums);
     /* The step has ended on all ranks. */
     void (*end)(void *context, tagc_status status);
-    /* 1: the row of _take, now.output, stays until tagc_reducer_release. The output is the shard. */
-    int keeps;
     /* 1: _start lends the gradient, or fails. */
     int lends;
+    /* A kind of transport/work.h, whose steps share memory: TAGC_WORK_REDUCE is 0. Within a host, where waits are short, chunks are, too. */
+    int work;
 } tagc_feed;
 
 struct tagc_reducer {
@@ -138,8 +139,6 @@ static inline size_t tagc_reducer_gradient_bytes(const tagc_reducer *r) {
 tagc_status tagc_reducer_create_fed(tagc_comm *comm, const tagc_reducer_options *options,
                                     const tagc_feed *feed, tagc_reducer **out);
 tagc_status tagc_reducer_begin_fed(tagc_reducer *r);
-/* Gives back the row that the last step kept. Any thread may call it. */
-void tagc_reducer_release(tagc_reducer *r);
 
 /* _begin without a look at the arrays, for a step that is ahead. It is then held once: see tagc_hold. failure: of this rank, with its
  * text, which all ranks return; or TAGC_OK. */

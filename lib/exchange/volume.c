@@ -75,7 +75,7 @@ uint64_t tagc_norm_bytes(int world_size) {
     return ((uint64_t)world_size - 1) * sizeof(double);
 }
 
-static const tagc_feed feeds[] = {[TAGC_FED_HOST_SUMS] = {.lends = 1}, [TAGC_FED_WITHIN] = {.keeps = 1}};
+static const tagc_feed feeds[] = {[TAGC_FED] = {0}, [TAGC_FED_WITHIN] = {.work = TAGC_WORK_HOST_SUM}};
 
 tagc_status tagc_reducer_fed_memory(const tagc_reducer_options *options, int world_size, int n_before,
                                     tagc_feeding feeding, tagc_exchange_memory *out) {

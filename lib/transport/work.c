@@ -17,10 +17,13 @@ struct tagc_work_region {
 };
 
 uint64_t tagc_work_capacity(int kind, uint64_t most, uint64_t total) {
-    uint64_t others = total - most, more = kind == TAGC_WORK_HOST_SUM ? TAGC_MORE_HOST_SUM_BYTES
-                                           : kind == TAGC_WORK_SPREAD ? 0
-                                                                      : TAGC_MORE_WORK_BYTES;
-    return most + (others < more ? others : more);
+    static const uint64_t more[] = {[TAGC_WORK_REDUCE] = TAGC_MORE_WORK_BYTES,
+                                    [TAGC_WORK_GATHER] = TAGC_MORE_WORK_BYTES,
+                                    [TAGC_WORK_HOST_SUM] = TAGC_MORE_OF_HOSTS_BYTES,
+                                    [TAGC_WORK_PLACE] = TAGC_MORE_OF_HOSTS_BYTES,
+                                    [TAGC_WORK_SPREAD] = 0};
+    uint64_t others = total - most;
+    return most + (others < more[kind] ? others : more[kind]);
 }
 
 /* ---- regions ---- */
@@ -197,7 +200,7 @@ static tagc_work **find_gap(tagc_work_region *region, size_t n_bytes, size_t *be
     for (; *link; link = &(*link)->next_held) {
         size_t at = (size_t)((*link)->memory - region->memory);
         if (at - *begin >= n_bytes) return link;
-        *begin = at + (*link)->n_held;
+        *begin = at + (*link)->n_bytes;
     }
     return region->n_bytes - *begin >= n_bytes ? link : NULL;
 }
@@ -215,7 +218,6 @@ int tagc_work_take(tagc_comm *comm, tagc_work *work) {
         *link = work;
         work->region = works->region;
         work->memory = works->region->memory + begin;
-        work->n_held = work->n_bytes;
     }
     pthread_mutex_unlock(&comm->lock);
     return link != NULL;
@@ -233,13 +235,6 @@ void tagc_work_give(tagc_comm *comm, tagc_work *work) {
     int is_unused = region->is_old && !region->held;
     pthread_mutex_unlock(&comm->lock);
     if (is_unused) destroy_region(work->works->heap, region);
-}
-
-void tagc_work_keep(tagc_comm *comm, tagc_work *work, size_t n_bytes) {
-    n_bytes = tagc_aligned(n_bytes); /* so that the next one is, too */
-    pthread_mutex_lock(&comm->lock);
-    if (n_bytes < work->n_held) work->n_held = n_bytes;
-    pthread_mutex_unlock(&comm->lock);
 }
 
 uint64_t tagc_works_bytes(tagc_comm *comm, const tagc_heap *heap) {

@@ -1,8 +1,8 @@
 /* Memory that only a step under way needs: rows that are sent and received, and scratch. The objects of a comm share it.
  *
  * Each object says how much its steps take. Objects with one tag, as the reducers of one unit, can all be under way at once: the
- * memory has room for the largest of these groups, and TAGC_MORE_WORK_BYTES for others at the same time, so that steps of small units
- * share their waits. It is allocated when objects are made or change, never in a step.
+ * memory has room for the largest of these groups, and TAGC_MORE_WORK_BYTES (TAGC_MORE_OF_HOSTS_BYTES) for others at the same time, so
+ * that steps of small units share their waits. It is allocated when objects are made or change, never in a step.
  *
  * A step takes its memory when the steps before it have theirs, in the order of their _begin calls, which is the same on all ranks.
  * So the oldest unfinished step has its memory on every rank, and no rank waits for a step that waits for memory elsewhere. */
@@ -13,11 +13,17 @@
 #include "core/status.h"
 
 #define TAGC_MORE_WORK_BYTES ((uint64_t)32 << 20)
-#define TAGC_MORE_HOST_SUM_BYTES ((uint64_t)1 << 20) /* of sums within a host, where waits are short */
+#define TAGC_MORE_OF_HOSTS_BYTES ((uint64_t)1 << 20) /* where hosts have several ranks, which share the host's memory */
 #define TAGC_NO_TAG UINT64_MAX                       /* a group of its own */
 
 /* Who shares: steps of one kind have one order. */
-enum { TAGC_WORK_REDUCE, TAGC_WORK_GATHER, TAGC_WORK_HOST_SUM, TAGC_WORK_SPREAD };
+enum {
+    TAGC_WORK_REDUCE,
+    TAGC_WORK_GATHER,
+    TAGC_WORK_HOST_SUM, /* within a host, of ranks that then reduce as TAGC_WORK_PLACE */
+    TAGC_WORK_PLACE,
+    TAGC_WORK_SPREAD
+};
 
 typedef struct tagc_works tagc_works;             /* of one comm, heap and kind */
 typedef struct tagc_work_group tagc_work_group;   /* objects with one tag */
@@ -28,8 +34,7 @@ typedef struct tagc_work {
     tagc_works *works; /* NULL: not open */
     tagc_work_group *group;
     size_t n_bytes; /* that a step takes */
-    char *memory;   /* (n_held) from _take to _give */
-    size_t n_held;  /* n_bytes, or what _keep has left of them */
+    char *memory;   /* (n_bytes) from _take to _give */
     tagc_work_region *region;
     struct tagc_work *next_in_line, *next_held;
 } tagc_work;
@@ -45,8 +50,6 @@ void tagc_work_line_up(tagc_comm *comm, tagc_work *work);
 /* Whether the step has its memory now. */
 int tagc_work_take(tagc_comm *comm, tagc_work *work);
 void tagc_work_give(tagc_comm *comm, tagc_work *work); /* accepts one that has nothing */
-/* Gives back what is behind the first n_bytes. */
-void tagc_work_keep(tagc_comm *comm, tagc_work *work, size_t n_bytes);
 
 /* Bytes for groups of a kind of which the largest takes `most`, and all together `total`. */
 uint64_t tagc_work_capacity(int kind, uint64_t most, uint64_t total);

@@ -124,18 +124,53 @@ static tagc_status read_comms(tagc_model *model, tagc_comm *within, tagc_comm *b
 
 typedef struct verdict {
     int32_t status, is_cut_off; /* is_cut_off: a comm of its is broken */
-    char text[TAGC_ERROR_TEXT_BYTES];
 } verdict;
 _Static_assert(sizeof(verdict) == TAGC_VERDICT_BYTES, "what a rank sends to each other");
+
+/* Who is cut off knows which rank is gone; and who differs from the others may have failed for that. */
+static int weight_of(const verdict *v) {
+    return v->status == TAGC_OK ? 0 : v->is_cut_off ? 3 : v->status == TAGC_ERR_MISMATCH ? 2 : 1;
+}
+
+/* Whose failure is everybody's, or -1. */
+static int find_failed(const verdict *all, int n) {
+    int failed = 0;
+    for (int rank = 1; rank < n; rank++)
+        if (weight_of(&all[rank]) > weight_of(&all[failed])) failed = rank;
+    return all[failed].status == TAGC_OK ? -1 : failed;
+}
+
+/* The failure of one rank, on all. text: of this rank's. */
+static tagc_status tell(tagc_comm *comm, int failed, tagc_status status, const char *text) {
+    enum { TEXT_BYTES = TAGC_ERROR_TEXT_BYTES };
+    int n = tagc_comm_world_size(comm), name = tagc_comm_name(comm, failed);
+    void *memory;
+    if (tagc_memory_create((size_t)n * TEXT_BYTES, "failures of all ranks", &memory) != TAGC_OK) {
+        tagc_comm_abort(comm, "no memory for the failures of all ranks");
+        return TAGC_ERR_MEMORY;
+    }
+    char *texts = memory, *theirs = texts + (size_t)failed * TEXT_BYTES;
+    tagc_status told = tagc_comm_all_gather(comm, text, TEXT_BYTES, texts, (size_t)n * TEXT_BYTES);
+    theirs[TEXT_BYTES - 1] = 0;
+    if (failed == tagc_comm_rank(comm))
+        told = tagc_fail(status, "%s", text);
+    else if (told != TAGC_OK)
+        told = tagc_fail(status, "rank %d: %s", name, tagc_status_name(status));
+    else
+        told = tagc_fail(status, "rank %d: %.480s", name, theirs);
+    tagc_memory_destroy(memory);
+    return told;
+}
 
 /* *is_cut_off: whether this rank is, then whether any is. */
 static tagc_status agree_over(tagc_comm *comm, tagc_status status, int *is_cut_off) {
     int n = tagc_comm_world_size(comm);
-    enum { N_FEW = 16 }; /* a step allocates nothing within a host */
+    enum { N_FEW = 64 }; /* a step allocates nothing within a host */
     verdict mine = {.status = (int32_t)status, .is_cut_off = *is_cut_off}, few[N_FEW], *all = few;
+    char text[TAGC_ERROR_TEXT_BYTES] = "";
     void *memory = NULL;
     if (n == 1) return status;
-    if (status != TAGC_OK) snprintf(mine.text, sizeof mine.text, "%s", tagc_last_error());
+    if (status != TAGC_OK) snprintf(text, sizeof text, "%s", tagc_last_error());
     if (n > N_FEW &&
         tagc_memory_create((size_t)n * sizeof mine, "verdicts of all ranks", &memory) != TAGC_OK) {
         tagc_comm_abort(comm, "no memory for the verdicts of all ranks");
@@ -144,14 +179,8 @@ static tagc_status agree_over(tagc_comm *comm, tagc_status status, int *is_cut_o
     if (memory) all = memory;
     tagc_status agreed = tagc_comm_all_gather(comm, &mine, sizeof mine, all, (size_t)n * sizeof *all);
     for (int rank = 0; agreed == TAGC_OK && rank < n; rank++) *is_cut_off |= all[rank].is_cut_off != 0;
-    for (int rank = 0; agreed == TAGC_OK && rank < n; rank++) {
-        if (all[rank].status == TAGC_OK) continue;
-        all[rank].text[sizeof all[rank].text - 1] = 0;
-        tagc_status told = tagc_status_told(all[rank].status);
-        agreed = rank == tagc_comm_rank(comm)
-                     ? tagc_fail(told, "%s", all[rank].text)
-                     : tagc_fail(told, "rank %d: %.480s", tagc_comm_name(comm, rank), all[rank].text);
-    }
+    int failed = agreed == TAGC_OK ? find_failed(all, n) : -1;
+    if (failed >= 0) agreed = tell(comm, failed, tagc_status_told(all[failed].status), text);
     tagc_memory_destroy(memory);
     return agreed;
 }

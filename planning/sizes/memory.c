@@ -50,7 +50,7 @@ static void within_host(const tagc_reducer_options *part, int n_places, int n_by
 
 static tagc_status add_needs(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
                              int world_size, int n_places, int n_bytes, alike *found, tagc_host_memory *out) {
-    tagc_feeding feeding = n_places == 0 ? TAGC_FED_NOT : n_places == 1 ? TAGC_FED_ALONE : TAGC_FED_HOST_SUMS;
+    tagc_feeding feeding = n_places == 0 ? TAGC_FED_NOT : TAGC_FED;
     taken between = {0}, within = {0};
     uint64_t spares = 0;
     size_t n_found = 0;
@@ -72,7 +72,8 @@ static tagc_status add_needs(const tagc_reducer_options *parts, const uint32_t *
         out->buffers += memory.buffers;
         take(&within, is_new_unit, memory.work);
     }
-    out->transient = spares + tagc_work_capacity(TAGC_WORK_REDUCE, between.most, between.total) +
+    int kind = n_places < 2 ? TAGC_WORK_REDUCE : TAGC_WORK_PLACE;
+    out->transient = spares + tagc_work_capacity(kind, between.most, between.total) +
                      tagc_work_capacity(TAGC_WORK_HOST_SUM, within.most, within.total);
     if (n_places > 1 && n > 0 && parts[0].output == TAGC_OUTPUT_UNIT)
         out->transient += (1 + (uint64_t)n_places) * TAGC_SPREAD_BYTES;

@@ -8,8 +8,8 @@
  * Sums are the same bits as on the path of fragments (direct.c), which ranks take together where one of them has its arrays on a
  * device, or a residual. The two share their rounds, so ranks that take different ones notice it at the first message.
  *
- * Memory of a step: | chunks in progress, in the formats of wire and output |: depth of them, the smaller of DEPTH and all. A feed without
- * a gradient that it lends writes its values where they are sent from, chunk by chunk. */
+ * Memory of a step: | chunks in progress, in the formats of wire and output |: depth of them, the smaller of DEPTH and all. A feed whose
+ * output is the shard writes its values where they are sent from, unless it lends them, and takes the sums, chunk by chunk. */
 #include "codec/bf16.h"
 #include "codec/elements.h"
 #include "core/clock.h"
@@ -42,10 +42,11 @@ typedef struct whole {
     size_t depth;         /* of chunks in progress, if there are as many */
     size_t n_added;       /* chunks, in the step under way */
     tagc_message *moving; /* (depth, 2): in, and out where sums are sent back */
-    char *sent;    /* (depth, W, chunk) in the wire's format, unless there is a gradient that is in it */
+    char *sent;           /* (depth, W, chunk) in the wire's format, unless there is a gradient that is in it */
     char *arrived; /* (depth, W, chunk) as well */
     uint16_t *sums_sent; /* (depth, chunk) bf16 wire and sums sent back */
     uint16_t *sums;      /* (depth, W, chunk) as well */
+    float *added;         /* (chunk) sums that the feed takes */
 } whole;
 
 static whole *of(const tagc_reducer *r) {
@@ -101,7 +102,7 @@ static void place(tagc_reducer *r, tagc_arena *arena) {
     w->chunk = CHUNK_ELEMS;
     if (n_ranks > CHUNKS_AT_FULL_LENGTH) w->chunk = CHUNK_ELEMS / n_ranks * CHUNKS_AT_FULL_LENGTH;
     w->depth = DEPTH;
-    if (r->feed && r->feed->keeps) {
+    if (r->feed && r->feed->work == TAGC_WORK_HOST_SUM) {
         w->depth = HOST_DEPTH;
         if (w->chunk > HOST_CHUNK_ELEMS) w->chunk = HOST_CHUNK_ELEMS;
         if (w->chunk > r->shard / HOST_CHUNKS) w->chunk = r->shard / HOST_CHUNKS;
@@ -122,6 +123,7 @@ static void place_work(tagc_reducer *r, tagc_arena *arena) {
     w->sent = tagc_arena_take(arena, is_converted(r) || (is_fed(r) && !r->feed->lends) ? n_values : 0, width);
     w->sums_sent = tagc_arena_take(arena, has_half_sums ? depth * w->chunk : 0, sizeof *w->sums_sent);
     w->sums = tagc_arena_take(arena, has_half_sums ? n_values : 0, sizeof *w->sums);
+    w->added = tagc_arena_take(arena, is_fed(r) ? w->chunk : 0, sizeof *w->added);
 }
 
 /* ---- one chunk, piece by piece, on the threads of the pool: elements are independent, so their number changes no result ---- */
@@ -223,7 +225,7 @@ static void post_in(tagc_reducer *r, size_t c) {
     }
     if (converts) tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
     const void *from = converts ? (const void *)(d->sent + buffer) : r->now.gradient;
-    tagc_message_post(r, message, ROUND_IN, TAGC_LEG_VALUES, has_values(r) ? from : r->now.output,
+    tagc_message_post(r, message, ROUND_IN, TAGC_LEG_VALUES, has_values(r) ? from : d->added,
                       d->arrived + buffer);
 }
 
@@ -390,6 +392,7 @@ static void go_on(tagc_reducer *r) {
 }
 
 static float *sums_of(const tagc_reducer *r, size_t c) {
+    if (is_fed(r)) return of(r)->added;
     return r->now.output + chunk_begin(r, tagc_direct_has_results(r) ? (size_t)r->rank : 0, c);
 }
 
@@ -409,6 +412,8 @@ static tagc_status add(tagc_reducer *r) {
     size_t c = of(r)->n_added;
     double start_s = tagc_clock_s();
     if (has_values(r)) run(r, add_work, c, sums_of(r, c));
+    if (is_fed(r) && r->now.failure == TAGC_OK)
+        r->feed->take(r->feed->context, 0, c * of(r)->chunk, chunk_elems(r, c), of(r)->added);
     tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
     tagc_then(r, send_on, in_of(r, c) + 1, 1, low_of(r, c), high_of(r, c));
     return TAGC_OK;

@@ -254,7 +254,9 @@ class Passes:
             )  # fmt: skip
             call.opens_step, call.agrees_first = opens_step, False
             self._loss_scale = call.loss_scale
-            if comm.needs_python:  # then all messages have one order
+            if within is not None and (comm.needs_python or within.needs_python):
+                host.wait_for_jobs()  # all messages have one order, and there an end sends some, too
+            elif comm.needs_python:
                 host.wait_for_work()
             own = unit.find_unit()
             if own is None or own.model is None:
@@ -262,7 +264,7 @@ class Passes:
                 self.runners.wait()
                 call.agree()
             if staging is None:
-                self.model_exchanges.make_room(source)
+                self.make_room(source.nbytes, group)
         is_told = False
         try:
             own = unit.make_unit()
@@ -277,6 +279,11 @@ class Passes:
                         each.abort(f"{unit.name}: {problem}")
             self.give_up()
             raise
+
+    def make_room(self, n_bytes: int, group: Any) -> None:
+        """Ends the oldest exchanges, so that a gradient in CPU memory has room beside those that are under
+        way. group: over which it is summed. Collective in effect."""
+        self.model_exchanges.make_room(n_bytes, self.state.wrapper.hosts(group).is_two_level)
 
     def _find(self, call: Reduction, own: Unit) -> Contents | None:
         """Opens a step, if need be, and returns what is exchanged; None: this rank has a failure."""

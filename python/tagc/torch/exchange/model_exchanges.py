@@ -27,6 +27,7 @@ from tagc.torch.exchange.unit import Unit, kind_of
 # Gradients whose exchanges are under way, beside one of any size: a rank that computes faster than it sends
 # would keep its whole gradient otherwise.
 MOST_BYTES = 32 << 20
+MOST_BYTES_OF_HOSTS = 1 << 20  # where ranks share the memory of a host
 
 _NOTHING = torch.empty(0, device="cpu")
 
@@ -186,9 +187,11 @@ class ModelExchanges:
         """Likewise, on a device."""
         self._waiting.append(Waiting(end, 0, None))
 
-    def make_room(self, source: torch.Tensor) -> None:
-        """Waits for the oldest ones, so that one of that gradient may begin."""
-        while self._waiting and self._n_bytes + source.nbytes > MOST_BYTES:
+    def make_room(self, n_bytes: int, shares_host: bool) -> None:
+        """Waits for the oldest ones, so that one of a gradient of n_bytes may begin. shares_host: whether its
+        host has other ranks."""
+        most = MOST_BYTES_OF_HOSTS if shares_host else MOST_BYTES
+        while self._waiting and self._n_bytes + n_bytes > most:
             self._end_oldest()
 
     def settle(self) -> None:
@@ -227,14 +230,11 @@ class ModelExchanges:
 
 
 def _explain(failed: Failed, take_back: Callable[[], object]) -> None:
-    """Raises the failure of an exchange that has ended, or what the ranks tell each other of it: of two
-    levels also which rank is lost, since only those of its host and of its place know. Collective."""
+    """Raises the failure of an exchange that has ended, or what the ranks tell each other of it.
+    Collective."""
     start, failure, is_own = failed
     call = start.call
-    if not isinstance(failure, Error):
-        raise failure
-    is_lost = failure.status in LOST
-    if is_lost and call.within is None:
+    if not isinstance(failure, Error) or failure.status in LOST:
         raise failure
     # its device's: the others know no more than the status
     if start.staging is not None and is_own and failure.status != "mismatch":
@@ -245,5 +245,5 @@ def _explain(failed: Failed, take_back: Callable[[], object]) -> None:
     except Error as told:
         if call.opens_step and told.status == "mismatch":
             take_back()
-        raise (failure if told.status in LOST and not is_lost else told) from None
+        raise (failure if told.status in LOST else told) from None
     raise failure

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -200,6 +201,15 @@ class ReduceScatter(waits.FsdpComm):
     ) -> None:
         """arrival: of its results, as long as it is the module's all-reduce hook."""
         self._handle, self._unit, self._module, self._arrival = handle, unit, module, arrival
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Makes room for the input of an exchange, before torch copies gradients to it."""
+        group = self._module.group.shard_group
+        if group is not None and device.type == "cpu":
+            self._handle.passes.make_room(math.prod(map(int, size)) * dtype.itemsize, group)
+        return super().allocate(size, dtype=dtype, device=device)
 
     def expected(self, group: dist.ProcessGroup) -> Expected:
         """Returns its next exchange."""
