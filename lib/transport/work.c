@@ -17,13 +17,9 @@ struct tagc_work_region {
 };
 
 uint64_t tagc_work_capacity(int kind, uint64_t most, uint64_t total) {
-    static const uint64_t more[] = {[TAGC_WORK_REDUCE] = TAGC_MORE_WORK_BYTES,
-                                    [TAGC_WORK_GATHER] = TAGC_MORE_WORK_BYTES,
-                                    [TAGC_WORK_HOST_SUM] = TAGC_MORE_OF_HOSTS_BYTES,
-                                    [TAGC_WORK_PLACE] = TAGC_MORE_OF_HOSTS_BYTES,
-                                    [TAGC_WORK_SPREAD] = 0};
-    uint64_t others = total - most;
-    return most + (others < more[kind] ? others : more[kind]);
+    int has_more = kind == TAGC_WORK_REDUCE || kind == TAGC_WORK_GATHER;
+    uint64_t others = total - most, more = has_more ? TAGC_MORE_WORK_BYTES : 0;
+    return most + (others < more ? others : more);
 }
 
 /* ---- regions ---- */

@@ -1,8 +1,9 @@
 /* Memory that only a step under way needs: rows that are sent and received, and scratch. The objects of a comm share it.
  *
  * Each object says how much its steps take. Objects with one tag, as the reducers of one unit, can all be under way at once: the
- * memory has room for the largest of these groups, and TAGC_MORE_WORK_BYTES (TAGC_MORE_OF_HOSTS_BYTES) for others at the same time, so
- * that steps of small units share their waits. It is allocated when objects are made or change, never in a step.
+ * memory has room for the largest of these groups, and TAGC_MORE_WORK_BYTES for others at the same time, so that steps of small units
+ * share their waits; but for no others where hosts have several ranks, which share the host's memory. It is allocated when objects are
+ * made or change, never in a step.
  *
  * A step takes its memory when the steps before it have theirs, in the order of their _begin calls, which is the same on all ranks.
  * So the oldest unfinished step has its memory on every rank, and no rank waits for a step that waits for memory elsewhere. */
@@ -13,8 +14,7 @@
 #include "core/status.h"
 
 #define TAGC_MORE_WORK_BYTES ((uint64_t)32 << 20)
-#define TAGC_MORE_OF_HOSTS_BYTES ((uint64_t)1 << 20) /* where hosts have several ranks, which share the host's memory */
-#define TAGC_NO_TAG UINT64_MAX                       /* a group of its own */
+#define TAGC_NO_TAG UINT64_MAX /* a group of its own */
 
 /* Who shares: steps of one kind have one order. */
 enum {

@@ -166,10 +166,11 @@ static void take_host_sum(void *context, size_t row, size_t first, size_t n, con
 static void end_host_sum(void *context, tagc_status status) {
     tagc_model_part *part = context;
     if (status == TAGC_OK && part->lacks)
-        status = tagc_fail(TAGC_ERR_ARGUMENT,
-                           "gradients have no piece of elements of %s of which other ranks of this host have: give "
-                           "zeros, since the host's sums take their place",
-                           part->lacks->name);
+        status = tagc_fail(
+            TAGC_ERR_ARGUMENT,
+            "gradients have no piece of elements of %s of which other ranks of this host have: give "
+            "zeros, since the host's sums take their place",
+            part->lacks->name);
     part->host_status = status;
     if (status != TAGC_OK) snprintf(part->host_text, sizeof part->host_text, "%s", tagc_last_error());
     atomic_store(&part->has_host_sum, 1);
@@ -370,7 +371,8 @@ static tagc_status end_parts(tagc_model_unit *unit, tagc_model_stats *out) {
             if (!reducers[i] || !reducers[i]->now.begun) continue;
             tagc_status failure = part->is_there ? part->model->device->end_part(part, &stats)
                                                  : tagc_reducer_end(reducers[i], &stats);
-            out->failed_here |= reducers[i]->now.failure != TAGC_OK;
+            int is_echo = i == 0 && part->host_sum && part->host_status != TAGC_OK;
+            out->failed_here |= (reducers[i]->now.failure != TAGC_OK && !is_echo) || part->lacks != NULL;
             if (failure != TAGC_OK && status == TAGC_OK) {
                 status = failure;
                 snprintf(text, sizeof text, "%s", tagc_last_error());
@@ -437,7 +439,7 @@ static tagc_status end_exchange_of(tagc_model_unit *unit, tagc_model_stats *stat
     tagc_model *model = unit->model;
     tagc_status status = end_parts(unit, stats);
     if (tagc_model_adds_up(model)) {
-        status = tagc_model_agree_within(model, status);
+        status = tagc_model_agree_within(model, status, stats->failed_here || unit->status != TAGC_OK);
         stats->n_bytes_within += TAGC_VERDICT_BYTES * (uint64_t)(model->n_places - 1);
     }
     if (model->spread.n_bytes > 0 && status == TAGC_OK) status = spread(unit, stats);

@@ -250,8 +250,8 @@ void tagc_part_write_gradient(const tagc_model_part *part, uint64_t begin, uint6
         const float *from = values ? values + (at - begin) : NULL;
         at += s.n;
         if (!pieces) continue;
-        uint64_t n_written = write_pieces(pieces, s.tensor->n_gradients, part->model->options.gradient, s.first,
-                                          s.n_real, TAGC_ELEMENT_FP32, from);
+        uint64_t n_written = write_pieces(pieces, s.tensor->n_gradients, part->model->options.gradient,
+                                          s.first, s.n_real, TAGC_ELEMENT_FP32, from);
         if (from && n_written < s.n_real &&
             is_any_lost(pieces, s.tensor->n_gradients, s.first, s.n_real, from))
             *lacks = s.tensor;

@@ -122,14 +122,17 @@ static tagc_status read_comms(tagc_model *model, tagc_comm *within, tagc_comm *b
 
 /* ---- agreement: over the hosts of a place, then over the places of a host ---- */
 
+/* is_own: it failed itself, and does not only know of a failure; is_cut_off: a comm of its is broken. */
 typedef struct verdict {
-    int32_t status, is_cut_off; /* is_cut_off: a comm of its is broken */
+    int32_t status;
+    uint8_t is_own, is_cut_off, unused[2];
 } verdict;
 _Static_assert(sizeof(verdict) == TAGC_VERDICT_BYTES, "what a rank sends to each other");
 
-/* Who is cut off knows which rank is gone; and who differs from the others may have failed for that. */
+/* Who is cut off knows which rank is gone; who differs from the others may have failed for that; and who failed knows why. */
 static int weight_of(const verdict *v) {
-    return v->status == TAGC_OK ? 0 : v->is_cut_off ? 3 : v->status == TAGC_ERR_MISMATCH ? 2 : 1;
+    if (v->status == TAGC_OK) return 0;
+    return v->is_cut_off ? 4 : v->status == TAGC_ERR_MISMATCH ? 3 : v->is_own ? 2 : 1;
 }
 
 /* Whose failure is everybody's, or -1. */
@@ -140,8 +143,10 @@ static int find_failed(const verdict *all, int n) {
     return all[failed].status == TAGC_OK ? -1 : failed;
 }
 
-/* The failure of one rank, on all. text: of this rank's. */
-static tagc_status tell(tagc_comm *comm, int failed, tagc_status status, const char *text) {
+/* The failure of one rank, on all, but for those that failed alike. text: of this rank's. */
+static tagc_status tell(tagc_comm *comm, int failed, const verdict *all, const char *text) {
+    const verdict *mine = &all[tagc_comm_rank(comm)], *first = &all[failed];
+    tagc_status status = tagc_status_told(first->status);
     enum { TEXT_BYTES = TAGC_ERROR_TEXT_BYTES };
     int n = tagc_comm_world_size(comm), name = tagc_comm_name(comm, failed);
     void *memory;
@@ -152,7 +157,7 @@ static tagc_status tell(tagc_comm *comm, int failed, tagc_status status, const c
     char *texts = memory, *theirs = texts + (size_t)failed * TEXT_BYTES;
     tagc_status told = tagc_comm_all_gather(comm, text, TEXT_BYTES, texts, (size_t)n * TEXT_BYTES);
     theirs[TEXT_BYTES - 1] = 0;
-    if (failed == tagc_comm_rank(comm))
+    if (mine == first || (mine->is_own && mine->status == first->status))
         told = tagc_fail(status, "%s", text);
     else if (told != TAGC_OK)
         told = tagc_fail(status, "rank %d: %s", name, tagc_status_name(status));
@@ -162,11 +167,11 @@ static tagc_status tell(tagc_comm *comm, int failed, tagc_status status, const c
     return told;
 }
 
-/* *is_cut_off: whether this rank is, then whether any is. */
-static tagc_status agree_over(tagc_comm *comm, tagc_status status, int *is_cut_off) {
+/* is_own: whether this rank has failed itself. *is_cut_off: whether this rank is, then whether any is. */
+static tagc_status agree_over(tagc_comm *comm, tagc_status status, int is_own, int *is_cut_off) {
     int n = tagc_comm_world_size(comm);
     enum { N_FEW = 64 }; /* a step allocates nothing within a host */
-    verdict mine = {.status = (int32_t)status, .is_cut_off = *is_cut_off}, few[N_FEW], *all = few;
+    verdict mine = {(int32_t)status, is_own != 0, *is_cut_off != 0, {0}}, few[N_FEW], *all = few;
     char text[TAGC_ERROR_TEXT_BYTES] = "";
     void *memory = NULL;
     if (n == 1) return status;
@@ -180,7 +185,7 @@ static tagc_status agree_over(tagc_comm *comm, tagc_status status, int *is_cut_o
     tagc_status agreed = tagc_comm_all_gather(comm, &mine, sizeof mine, all, (size_t)n * sizeof *all);
     for (int rank = 0; agreed == TAGC_OK && rank < n; rank++) *is_cut_off |= all[rank].is_cut_off != 0;
     int failed = agreed == TAGC_OK ? find_failed(all, n) : -1;
-    if (failed >= 0) agreed = tell(comm, failed, tagc_status_told(all[failed].status), text);
+    if (failed >= 0) agreed = tell(comm, failed, all, text);
     tagc_memory_destroy(memory);
     return agreed;
 }
@@ -202,15 +207,15 @@ tagc_status tagc_model_share(const tagc_model *model, tagc_status status) {
 }
 
 tagc_status tagc_model_agree(const tagc_model *model, tagc_status status) {
-    int is_any = is_cut_off(model);
-    status = agree_over(model->between, status, &is_any);
-    if (model->within) status = agree_over(model->within, status, &is_any);
+    int is_any = is_cut_off(model), is_own = status != TAGC_OK;
+    status = agree_over(model->between, status, is_own, &is_any);
+    if (model->within) status = agree_over(model->within, status, is_own, &is_any);
     return share(model, status, is_any);
 }
 
-tagc_status tagc_model_agree_within(const tagc_model *model, tagc_status status) {
+tagc_status tagc_model_agree_within(const tagc_model *model, tagc_status status, int is_own) {
     int is_any = is_cut_off(model);
-    if (model->within) status = agree_over(model->within, status, &is_any);
+    if (model->within) status = agree_over(model->within, status, is_own, &is_any);
     return share(model, status, is_any);
 }
 

@@ -95,13 +95,13 @@ struct tagc_model_part {
     uint64_t n_set_aside;
     tagc_feed host_feed;
     /* the exchange under way */
-    const float *gradient;   /* the caller's array of a flat, or of a unit on a device; NULL: pieces */
-    float *sums;             /* beside it */
-    atomic_int has_host_sum; /* whether the host's sum is there, or its failure */
+    const float *gradient;    /* the caller's array of a flat, or of a unit on a device; NULL: pieces */
+    float *sums;              /* beside it */
+    atomic_int has_host_sum;  /* whether the host's sum is there, or its failure */
     const tagc_member *lacks; /* NULL, or of which a part of that sum has no place */
     tagc_status host_status;
     char host_text[TAGC_ERROR_TEXT_BYTES];
-    uint32_t *full;           /* (n_members,) parameters whose windows became full */
+    uint32_t *full; /* (n_members,) parameters whose windows became full */
     size_t n_full;
     double square;  /* of its gradient, if n_full > 0 */
     float *resting; /* (2, residual): what is not sent, and room; NULL unless options.rests */
@@ -332,11 +332,11 @@ tagc_status tagc_model_check_idle(const tagc_model *model, const char *what);
 tagc_status tagc_model_agree(const tagc_model *model, tagc_status status);
 /* TAGC_ERR_MISMATCH on all ranks unless all pass the same checksum; what: a sentence's end, see model.c. Collective. */
 tagc_status tagc_model_compare(tagc_model *model, uint64_t sum, const char *what);
-/* The same over the ranks of a host alone. */
-tagc_status tagc_model_agree_within(const tagc_model *model, tagc_status status);
+/* The same over the ranks of a host alone. is_own: whether this rank has failed itself. */
+tagc_status tagc_model_agree_within(const tagc_model *model, tagc_status status, int is_own);
 /* After a call over one of the two comms: if that broke, those who wait in the other learn of it now. Returns the status. */
 tagc_status tagc_model_share(const tagc_model *model, tagc_status status);
 /* What it sends to each other rank. */
-#define TAGC_VERDICT_BYTES (2 * sizeof(int32_t))
+#define TAGC_VERDICT_BYTES 8
 
 #endif

@@ -209,7 +209,7 @@ def bytes_between_hosts(rank, world_size):
             # each part's sum ends with a header, and each unit's with what the ranks of the host say of it
             models = [unit.model for unit in handle.state.units.values()]
             n_parts = sum(len(model.layout.parts) for model in models)
-            sums = n_others * (4 * hosts * sum(shards) + 128 * n_parts + 8 * len(models))
+            sums = n_others * (4 * hosts * sum(shards) + 64 * n_parts + 8 * len(models))
             assert stats["bytes_within"] == gathers + sums, (stats["bytes_within"], gathers, sums)
 
 

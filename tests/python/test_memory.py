@@ -339,8 +339,8 @@ def replicas_counted(rank, world_size):
 class WideBlock(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.norm = torch.nn.LayerNorm(256)
-        self.attn, self.mlp = torch.nn.Linear(256, 512), torch.nn.Linear(512, 256)
+        self.norm = torch.nn.LayerNorm(400)
+        self.attn, self.mlp = torch.nn.Linear(400, 800), torch.nn.Linear(800, 400)
 
     def forward(self, x):
         return x + self.mlp(self.attn(self.norm(x)))
@@ -352,7 +352,7 @@ class Wide(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = torch.nn.ModuleList([WideBlock(), WideBlock()])
-        self.head = torch.nn.Linear(256, 2048, bias=False)
+        self.head = torch.nn.Linear(400, 3072, bias=False)
 
     def forward(self, x):
         for layer in self.layers:
@@ -408,7 +408,7 @@ def allocated(rank, world_size):
             options=tagc.Options(residual="int8"),
         )
         for step in range(3):
-            model(torch.randn(4, 256)).square().mean().backward()
+            model(torch.randn(4, 400)).square().mean().backward()
             model.zero_grad()
         units = list(handle.state.units.values())
         units = units if kind == "fsdp2" else list(units[0]._units.values())

@@ -133,7 +133,8 @@ static void no_piece_body(member *m) {
         tagc_status status = tagc_model_begin(model, 0, a->in + !gives, 1 + (size_t)gives, a->out, 2);
         if (status == TAGC_OK) status = tagc_model_end(model, 0, NULL);
         EXPECT(m, status == (who < 0 || has_place ? TAGC_OK : TAGC_ERR_ARGUMENT));
-        if (status != TAGC_OK && m->rank == who) EXPECT(m, strstr(tagc_last_error(), "elements of a of") != NULL);
+        if (status != TAGC_OK && m->rank == who)
+            EXPECT(m, strstr(tagc_last_error(), "elements of a of") != NULL);
         for (uint64_t i = 0; who < 0 && i < a->out[0].n_elems; i++) EXPECT(m, a->sums[0][i] == 0);
         if (status == TAGC_OK) EXPECT(m, tagc_model_forget(model) == TAGC_OK);
         check_right(m, model, a);
@@ -379,7 +380,7 @@ static void flats_body(member *m) {
         EXPECT(m, status == (m->rank == 1 ? TAGC_ERR_ARGUMENT : TAGC_OK));
         if (status == TAGC_OK) status = tagc_model_end(model, 0, NULL);
         EXPECT(m, status == TAGC_ERR_ARGUMENT &&
-                      strstr(tagc_last_error(), m->rank == 1 ? "must have" : "failed in this step"));
+                      strstr(tagc_last_error(), m->rank == 1 ? "must have" : "rank"));
     }
     EXPECT(m, tagc_model_begin(model, 0, in, n, out, n) == TAGC_OK);
     EXPECT(m, tagc_model_end(model, 0, NULL) == TAGC_OK);

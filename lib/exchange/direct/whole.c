@@ -42,11 +42,11 @@ typedef struct whole {
     size_t depth;         /* of chunks in progress, if there are as many */
     size_t n_added;       /* chunks, in the step under way */
     tagc_message *moving; /* (depth, 2): in, and out where sums are sent back */
-    char *sent;           /* (depth, W, chunk) in the wire's format, unless there is a gradient that is in it */
+    char *sent;    /* (depth, W, chunk) in the wire's format, unless there is a gradient that is in it */
     char *arrived; /* (depth, W, chunk) as well */
     uint16_t *sums_sent; /* (depth, chunk) bf16 wire and sums sent back */
     uint16_t *sums;      /* (depth, W, chunk) as well */
-    float *added;         /* (chunk) sums that the feed takes */
+    float *added;        /* (chunk) sums that the feed takes */
 } whole;
 
 static whole *of(const tagc_reducer *r) {
