@@ -55,6 +55,7 @@ LIBRARY = Target(
         "MOMENTS": ("tagc_moment", "TAGC_MOMENT_", False),
         "CLASSES": ("tagc_class", "TAGC_CLASS_", False),
         "ELEMENTS": ("tagc_element", "TAGC_ELEMENT_", False),
+        "CUTS": ("tagc_cut", "TAGC_CUT_", False),
     },
     (
         "N_LEGS MAX_LEGS N_PHASES MAX_PHASES RESIDUAL_NONE SCHEDULE_SAMPLE N_ALARM_KINDS UNIT_WORDS "

@@ -37,6 +37,7 @@ LEVELS = {"fresh": 0, "every": 1, "largest": 2, "last": 3}
 MOMENTS = {"stays": 0, "shortens": 1, "none": 2}
 CLASSES = {"compressed": 0, "mild": 1, "dense": 2}
 ELEMENTS = {"fp32": 0, "bf16": 1, "fp16": 2}
+CUTS = {"rows": 0, "flat": 1, "flat arrays": 2, "ranges": 3}
 N_LEGS = 6
 MAX_LEGS = 16
 N_PHASES = 5
@@ -188,7 +189,7 @@ class ModelOptions(Structure):
         ("paper", c_void_p), ("cut", c_int), ("block", c_int), ("result_format", c_int),
         ("result_sparsity", c_double), ("follows", c_void_p), ("numbers", POINTER(c_uint32)),
         ("tag", c_uint64), ("rests", c_uint64), ("name", c_char_p), ("summed", c_uint64),
-        ("apart", POINTER(c_uint32)), ("within_format", c_int),
+        ("apart", POINTER(c_uint32)), ("ranges", POINTER(c_uint64)), ("within_format", c_int),
     ]
 
 

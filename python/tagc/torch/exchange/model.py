@@ -113,9 +113,10 @@ class Spans:
 class Model:
     """A tagc_model of one unit. Collective to make.
 
-    shapes: of each parameter; owners get chunks along the first dimension. output: one of lib.OUTPUTS. name:
-    for messages; models with different ones share work memory. rests: whether a parameter whose gradient is
-    zero keeps its residual. queue: libtagc's of the device where gradients and sums are; None: CPU memory."""
+    shapes: of each parameter; owners get chunks along the first dimension. ranges: of each parameter, what
+    they get instead, see tagc_model_options. output: one of lib.OUTPUTS. name: for messages; models with
+    different ones share work memory. rests: whether a parameter whose gradient is zero keeps its residual.
+    queue: libtagc's of the device where gradients and sums are; None: CPU memory."""
 
     # of the exchange that ended last: sums beyond fp16, bytes to ranks of this host, how long it took, and
     # whether this rank failed in it
@@ -134,6 +135,7 @@ class Model:
         name: str = "",
         rests: bool = False,
         queue: ctypes.c_void_p | None = None,
+        ranges: Sequence[Sequence[int]] | None = None,
     ) -> None:
         options, kinds, kept = follower.model_options(parameters, dtype)
         options.output, options.op = lib.OUTPUTS[output], lib.OPS[op]
@@ -145,6 +147,9 @@ class Model:
         options.apart = apart
         # so that nothing is lost within a host
         options.within_format = lib.FORMATS["bf16" if dtype == torch.bfloat16 else "fp32"]
+        begins = [begin for of_owners in ranges or () for begin in of_owners]
+        if ranges is not None:
+            options.cut, options.ranges = lib.CUTS["ranges"], (ctypes.c_uint64 * len(begins))(*begins)
         self.parameters, self.dtype, self.op = tuple(parameters), dtype, op
         is_in_16_bits = (
             options.exchange == lib.EXCHANGES["direct"] and options.residual != lib.FORMATS["fp32"]
@@ -299,17 +304,21 @@ class UnitModel:
         held: range | None = None,
         queue: ctypes.c_void_p | None = None,
     ) -> None:
-        """layout: over all ranks, of layouts.chunked() or bucket(), or of one parameter. op: one of lib.OPS.
-        held: of which chunks of a parameter a residual is, one after the other, with padding; None: it is of
-        the whole parameter, and zero where other ranks have it. queue: as of a Model."""
+        """layout: over all ranks. op: one of lib.OPS. held: of which chunks of a parameter a residual is, one
+        after the other, with padding; None: it is of the whole parameter, and zero where other ranks have
+        it. queue: as of a Model."""
         self.name, self.layout, self.dtype, self.op = name, layout, dtype, op
         numbers = [i for i, parameter in enumerate(layout.parameters) if parameter.numel]
+        if layout.all_reduce:  # perhaps of one row of what FSDP1 shards
+            numbers = [i for i in numbers if layout.pieces_of(i)]
         self._parameters = [layout.parameters[i] for i in numbers]
         n_owners = levels.per_host if layout.all_reduce else levels.world_size
         self._chunks = [chunked_elems(parameter, n_owners) // n_owners for parameter in self._parameters]
         self._held = held
+        # (first, elements) of what this layout has of each
+        self._extents = [_extent(layout, number) for number in numbers]
         places = [
-            Span(at, piece.offset, n, piece.start)
+            Span(at, piece.offset - self._extents[at][0], n, piece.start)
             for at, number in enumerate(numbers)
             for piece in layout.pieces_of(number)
             if (n := min(piece.length, layout.parameters[number].numel - piece.offset)) > 0
@@ -328,7 +337,10 @@ class UnitModel:
         self._model: Model | None = Model(
             levels,
             self._parameters,
-            [first_dim(parameter) for parameter in self._parameters],
+            [
+                first_dim(parameter) if n == parameter.numel else (n,)
+                for parameter, (_, n) in zip(self._parameters, self._extents)
+            ],
             dtype,
             follower,
             output="unit" if layout.all_reduce else "shard",
@@ -336,6 +348,7 @@ class UnitModel:
             name=f"gradients of {name}",
             rests=rests,
             queue=queue,
+            ranges=[layout.begins_of(number) for number in numbers] if layout.is_cut else None,
         )
 
     @property
@@ -438,7 +451,8 @@ class UnitModel:
         for name, i in numbers.items():
             n, chunk, address = self._parameters[i].numel, self._chunks[i], values[name].data_ptr()
             if self._held is None:
-                found.append(Span(i, 0, n, address))
+                first, n_here = self._extents[i]
+                found.append(Span(i, 0, n_here, address + 4 * first))
                 continue
             for k, owner in enumerate(self._held):
                 if (n_here := min(chunk, n - owner * chunk)) > 0:
@@ -483,6 +497,15 @@ def stowable(values: torch.Tensor) -> torch.Tensor:
 
 def _zeros(n_elems: int) -> torch.Tensor:
     return torch.full((n_elems,), -0.0, dtype=torch.float32, device="cpu")  # libtagc's zero
+
+
+def _extent(layout: Layout, number: int) -> tuple[int, int]:
+    """Returns (first, elements) of what an input has of a parameter."""
+    parameter, pieces = layout.parameters[number], layout.pieces_of(number)
+    if not layout.all_reduce:
+        return 0, parameter.numel
+    first = pieces[0].offset
+    return first, min(pieces[-1].offset + pieces[-1].length, parameter.numel) - first
 
 
 def _gaps(spans: Sequence[Span], n_elems: int) -> list[tuple[int, int]]:

@@ -421,7 +421,8 @@ class Unit:
         except Error as problem:
             raise LocalFailure(problem.status, str(problem)) from problem
         held = None
-        if levels.within is not None and not (layout.all_reduce and self._own is not None):
+        are_chunks = not layout.is_cut and not (layout.all_reduce and self._own is not None)
+        if levels.within is not None and are_chunks:
             n_owners = levels.per_host if layout.all_reduce else levels.world_size
             held = range(levels.place, n_owners, levels.per_host)
         self.model = UnitModel(self.name, levels, layout, dtype, op, follower, rests, held, queue)
