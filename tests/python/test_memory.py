@@ -352,7 +352,7 @@ class Wide(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = torch.nn.ModuleList([WideBlock(), WideBlock()])
-        self.head = torch.nn.Linear(400, 3072, bias=False)
+        self.head = torch.nn.Linear(400, 4096, bias=False)
 
     def forward(self, x):
         for layer in self.layers:
