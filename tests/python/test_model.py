@@ -230,7 +230,7 @@ def levels_of(rank, world_size, per_host):
 
 
 class OldOfHosts(Old):
-    """A sum within the host in Python (exchange/rows.py), and a Unit of what the ranks of a place exchange."""
+    """A sum within the host in Python (exchange/rows.py), and a Unit of what a place exchanges."""
 
     def __init__(self, hosts, within, between, *others):
         super().__init__(between, *others)
