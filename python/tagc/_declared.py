@@ -67,9 +67,8 @@ class ReducerOptions(Structure):
     _fields_ = [
         ("struct_bytes", c_size_t), ("n_elems", c_uint64), ("tag", c_uint64), ("exchange", c_int),
         ("format", c_int), ("sparsity", c_double), ("op", c_int), ("output", c_int),
-        ("result_sparsity", c_double), ("result_format", c_int), ("block", c_int), ("ranks_per_host", c_int),
-        ("n_threads", c_int), ("paper", c_void_p), ("residual", c_int), ("gradient", c_int),
-        ("rounding_seed", c_uint64),
+        ("result_sparsity", c_double), ("result_format", c_int), ("block", c_int), ("n_threads", c_int),
+        ("paper", c_void_p), ("residual", c_int), ("gradient", c_int), ("rounding_seed", c_uint64),
     ]
 
 
@@ -86,9 +85,8 @@ class ReducerStats(Structure):
 class GathererOptions(Structure):
     _fields_ = [
         ("struct_bytes", c_size_t), ("n_elems", c_uint64), ("tag", c_uint64), ("format", c_int),
-        ("delta", c_int), ("ranks_per_host", c_int), ("within_host", c_int), ("check_every", c_uint64),
-        ("n_threads", c_uint64), ("full_format", c_uint64), ("rounding", c_uint64),
-        ("rounding_seed", c_uint64), ("lossless", c_uint64),
+        ("delta", c_int), ("check_every", c_uint64), ("n_threads", c_uint64), ("full_format", c_uint64),
+        ("rounding", c_uint64), ("rounding_seed", c_uint64), ("lossless", c_uint64),
     ]
 
 
@@ -205,6 +203,21 @@ class BlocksOptions(Structure):
     _fields_ = [
         ("struct_bytes", c_size_t), ("format", c_int), ("block", c_int), ("element", c_int),
         ("rounding", c_int), ("seed", c_uint64),
+    ]
+
+
+class AllToAllOptions(Structure):
+    _fields_ = [
+        ("struct_bytes", c_size_t), ("tag", c_uint64), ("ranks_per_host", c_int), ("min_elems", c_int),
+    ]
+
+
+class AllToAllCall(Structure):
+    _fields_ = [
+        ("struct_bytes", c_size_t), ("input", c_void_p), ("n_input", c_uint64), ("output", c_void_p),
+        ("n_output", c_uint64), ("sends", POINTER(c_uint64)), ("receives", POINTER(c_uint64)),
+        ("n_counts", c_uint64), ("blocks", POINTER(BlocksOptions)), ("element_bytes", c_uint64),
+        ("sent_word", c_uint64), ("expected_word", c_uint64),
     ]
 
 
@@ -415,6 +428,16 @@ FUNCTIONS: dict[str, dict[str, tuple[list[Any], Any]]] = {
         "tagc_blocks_bytes": ([POINTER(BlocksOptions), c_uint64, POINTER(c_uint64)], c_int),
         "tagc_blocks_encode": ([POINTER(BlocksOptions), c_void_p, c_uint64, c_void_p, c_uint64], c_int),
         "tagc_blocks_decode": ([POINTER(BlocksOptions), c_void_p, c_uint64, c_void_p, c_uint64], c_int),
+    },
+    "all_to_all.h": {
+        "tagc_all_to_all_options_init_sized": ([POINTER(AllToAllOptions), c_size_t], None),
+        "tagc_all_to_all_call_init_sized": ([POINTER(AllToAllCall), c_size_t], None),
+        "tagc_all_to_all_create": ([c_void_p, POINTER(AllToAllOptions), POINTER(c_void_p)], c_int),
+        "tagc_all_to_all_begin": ([c_void_p, POINTER(AllToAllCall)], c_int),
+        "tagc_all_to_all_fail": ([c_void_p, c_int, c_char_p], c_int),
+        "tagc_all_to_all_end": ([c_void_p], c_int),
+        "tagc_all_to_all_run": ([c_void_p, POINTER(AllToAllCall)], c_int),
+        "tagc_all_to_all_destroy": ([c_void_p], None),
     },
     "changes.h": {
         "tagc_changes_max_bytes": ([c_int, c_uint64, POINTER(c_uint64)], c_int),

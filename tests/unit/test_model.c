@@ -245,8 +245,8 @@ static void sums_are_plain_sums(void **state) {
     (void)state;
     static const int worlds[][2] = {{1, 1}, {2, 1}, {3, 1}, {5, 1}, {8, 1},
                                     {2, 2}, {3, 2}, {2, 3}, {4, 2}, {1, 3}};
-    static const int cuts[] = {TAGC_CUT_ROWS,        TAGC_CUT_ROWS,  TAGC_CUT_ROWS,
-                               TAGC_CUT_FLAT,        TAGC_CUT_FLAT,  TAGC_CUT_FLAT,
+    static const int cuts[] = {TAGC_CUT_ROWS,        TAGC_CUT_ROWS,   TAGC_CUT_ROWS,
+                               TAGC_CUT_FLAT,        TAGC_CUT_FLAT,   TAGC_CUT_FLAT,
                                TAGC_CUT_FLAT_ARRAYS, TAGC_CUT_RANGES, TAGC_CUT_RANGES};
     static plain_case c;
     uint64_t seed = 1;
