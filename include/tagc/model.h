@@ -151,6 +151,9 @@ typedef struct tagc_model_options {
     /* (n_tensors, owners + 1), copied: with TAGC_CUT_RANGES, owner o has elements [ranges[t][o], ranges[t][o + 1]) of tensor t; they go
      * up from 0 to its number of elements. Owners are W ranks, or with HOST_SHARD those of a host. Default NULL. */
     const uint64_t *ranges;
+    /* tagc_format in which ranks of a host send each other what they add up: FP32 or BF16. Default -1: FP32 if that is what hosts send,
+     * else BF16. */
+    int within_format;
 } tagc_model_options;
 
 TAGC_API void tagc_model_options_init_sized(tagc_model_options *options, size_t struct_bytes);
@@ -189,9 +192,13 @@ TAGC_API tagc_status tagc_model_plan(const tagc_model *model, uint32_t tensor, t
  *
  * gradients  (n_gradients,): pieces of this unit's tensors. Those of one tensor come one
  *            after the other, in ascending order, and do not overlap. Elements that no piece
- *            covers count as zero.
+ *            covers count as zero. With hosts of several ranks, the host's sums take the place
+ *            of the gradients of what ranks of this place get (tagc_model_owned of ranks
+ *            h * L + place, for each host h; with HOST_SHARD and UNIT chunk `place` of the host's
+ *            ranks). Pieces must cover those of which another rank of the host has a gradient that
+ *            is not zero.
  * sums       (n_sums,): where sums go. Each piece lies within what this rank gets (tagc_model_owned). Elements that no piece covers are
- *            dropped. They may lie in the gradients.
+ *            dropped. They may lie in the gradients, each element at its own place.
  * Both lists and all arrays stay the caller's, and must not be touched until _end returns.
  *
  * With TAGC_CUT_FLAT_ARRAYS both lists have one piece for each flat of the unit: its first tensor, first 0, and the whole flat with its

@@ -25,6 +25,7 @@ typedef struct tagc_exchange_table {
     int id;             /* tagc_exchange */
     size_t state_bytes; /* size of its own state, r->state, which is zeroed when a reducer is made */
     tagc_overlap overlap;
+    int takes_chunks; /* 1: of a feed, where the output is the shard; 0: it takes rows, or without a runner all of the gradient */
     const tagc_runner *runner;           /* of arrays in host memory; NULL: it has none, and takes no other */
     const tagc_own_options *own_options; /* NULL: tagc_reducer_options are all */
     /* From checked options: the number of values of the residual, 0 if there is none. */

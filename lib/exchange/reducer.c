@@ -32,11 +32,17 @@ void tagc_reducer_place(tagc_reducer *r, tagc_arena *arena) {
     tagc_agreement_place(r, arena);
 }
 
-/* direct works row by row. Where it sends no sums back, the last row is encoded before the first sum is written. Sums of its path for
- * whole values take the place of the gradient, chunk by chunk, once that has been sent. */
+/* 1: a feed gives and takes chunks, so there are no arrays. */
+static int is_by_chunk(const tagc_reducer *r) {
+    return r->exchange->takes_chunks && r->options.output == TAGC_OUTPUT_SHARD;
+}
+
+/* direct works row by row. Where it sends no sums back, the last row is encoded before the first sum is written. On its path for whole
+ * values, sums that are sent back take the place of the gradient, chunk by chunk, once that has been sent. */
 static void place_fed_arrays(tagc_reducer *r, tagc_arena *work) {
     size_t n = (size_t)r->options.n_elems, n_output = (size_t)tagc_output_elems(&r->options, r->world_size);
     int is_by_row = r->exchange->runner != NULL, is_shard = r->options.output == TAGC_OUTPUT_SHARD;
+    if (is_by_chunk(r)) return;
     void *gradient = is_by_row ? NULL : tagc_arena_take(work, n, tagc_reducer_gradient_bytes(r));
     int is_in_place = r->exchange->overlap == TAGC_OVERLAP_ROWS && r->options.gradient == TAGC_FORMAT_FP32;
     float *output = is_by_row || is_in_place ? NULL : tagc_arena_take(work, n_output, sizeof *output);
@@ -68,19 +74,19 @@ static tagc_status start_padded(void *context, const void **lent) {
     return TAGC_OK;
 }
 
-static void fill_padded(void *context, size_t row, void *values) {
+static void fill_padded(void *context, size_t row, size_t first, size_t n, void *values) {
     const tagc_reducer *r = context;
-    size_t width = tagc_reducer_gradient_bytes(r), n = given_of(r, row * r->shard, r->shard);
-    if (n) memcpy(values, (const char *)r->now.given_gradient + row * r->shard * width, n * width);
-    memset((char *)values + n * width, 0, (r->shard - n) * width);
+    size_t width = tagc_reducer_gradient_bytes(r), at = row * r->shard + first, n_given = given_of(r, at, n);
+    if (n_given) memcpy(values, (const char *)r->now.given_gradient + at * width, n_given * width);
+    memset((char *)values + n_given * width, 0, (n - n_given) * width);
 }
 
-static void take_padded(void *context, size_t row, const float *sums) {
+static void take_padded(void *context, size_t row, size_t first, size_t n, const float *sums) {
     const tagc_reducer *r = context;
     int is_shard = r->options.output == TAGC_OUTPUT_SHARD;
-    size_t n = given_of(r, (is_shard ? (size_t)r->rank : row) * r->shard, r->shard);
+    size_t n_given = given_of(r, (is_shard ? (size_t)r->rank : row) * r->shard + first, n);
     float *to = r->now.given_output;
-    for (size_t i = 0; i < n; i++) to[row * r->shard + i] = sums ? sums[i] : NAN;
+    for (size_t i = 0; i < n_given; i++) to[row * r->shard + first + i] = sums ? sums[i] : NAN;
 }
 
 static void end_padded(void *context, tagc_status status) {
@@ -224,7 +230,8 @@ static tagc_status make(const tagc_arrays *arrays, const tagc_runner *runner, co
     TAGC_TRY(tagc_reducer_make_residual(r));
     r->may_be_whole = !runner;
     tagc_reducer_choose_path(r);
-    TAGC_TRY(tagc_work_open(comm, &tagc_host_arrays.heap, TAGC_WORK_REDUCE, checked.tag, &r->work));
+    int kind = feed ? feed->work : TAGC_WORK_REDUCE;
+    TAGC_TRY(tagc_work_open(comm, &tagc_host_arrays.heap, kind, checked.tag, &r->work));
     if (checked.n_threads > 1) TAGC_TRY(tagc_pool_create(checked.n_threads, &r->pool));
     TAGC_TRY(tagc_reducer_lay_out(r));
     tagc_reducer_note_residual(r);
@@ -316,27 +323,19 @@ static void start_fed(tagc_reducer *r) {
     tagc_note_failure(r, feed->start(feed->context, &lent));
     char *whole = (char *)(uintptr_t)r->now.gradient;
     for (size_t row = 0; whole && r->now.failure == TAGC_OK && row < (size_t)r->world_size; row++)
-        feed->fill(feed->context, row, whole + row * r->shard * tagc_reducer_gradient_bytes(r));
+        feed->fill(feed->context, row, 0, r->shard, whole + row * r->shard * tagc_reducer_gradient_bytes(r));
     if (lent) r->now.gradient = lent;
     tagc_phase_end(r, TAGC_PHASE_SELECT, start_s);
 }
 
-/* Rows of sums that are sent back were taken when they were decoded. */
+/* Chunks were taken when they were added up, and rows of sums that are sent back when they were decoded. */
 static void end_fed(tagc_reducer *r) {
     const tagc_feed *feed = r->feed;
-    int is_void = r->now.stats.nonfinite, was_taken = r->now.row && r->options.output != TAGC_OUTPUT_SHARD;
+    int is_void = r->now.stats.nonfinite;
+    int was_taken = is_by_chunk(r) || (r->now.row && r->options.output != TAGC_OUTPUT_SHARD);
     for (size_t row = 0; row < n_rows_of_output(r) && (is_void || !was_taken); row++)
-        feed->take(feed->context, row, is_void ? NULL : r->now.output + row * r->shard);
+        feed->take(feed->context, row, 0, r->shard, is_void ? NULL : r->now.output + row * r->shard);
     feed->end(feed->context, TAGC_OK);
-}
-
-static void give_work(tagc_reducer *r) {
-    if (!r->feed || !r->feed->keeps) tagc_work_give(r->comm, &r->work);
-}
-
-void tagc_reducer_release(tagc_reducer *r) {
-    tagc_work_give(r->comm, &r->work);
-    tagc_comm_look_again(r->comm); /* a step may wait for it */
 }
 
 static void start(tagc_reducer *r) {
@@ -373,7 +372,7 @@ static void finish(tagc_reducer *r) {
     tagc_reducer_settle_residual(r, !stats->nonfinite);
     if (r->exchange->end) r->exchange->end(r, 1);
     if (r->feed) end_fed(r);
-    give_work(r);
+    tagc_work_give(r->comm, &r->work);
     stats->sparsity = 1.0 - (double)stats->n_sent / (double)r->options.n_elems;
     stats->total_s = tagc_clock_s() - r->now.start_s;
 }
@@ -386,7 +385,7 @@ static tagc_status fail(tagc_reducer *r, tagc_status status) {
     tagc_reducer_settle_residual(r, 0);
     if (r->exchange->end) r->exchange->end(r, 0);
     if (r->feed) r->feed->end(r->feed->context, status);
-    give_work(r);
+    tagc_work_give(r->comm, &r->work);
     return tagc_fail(status, "%s", text);
 }
 

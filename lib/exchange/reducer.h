@@ -12,22 +12,26 @@
 #include "transport/work.h"
 
 /* Where a reducer's gradient comes from and its sums go, if it takes no arrays of a caller's. direct asks for one row at a time, so a step
- * holds one row (two where sums are sent back); the paper's exchanges hold whole arrays. All calls come from a worker of the comm. */
+ * holds one row (two where sums are sent back), and for chunks of rows where it sends whole values and none back; else a step holds the
+ * whole gradient. All calls come from a worker of the comm. */
 typedef struct tagc_feed {
     void *context;
     /* Whether the step can start now; NULL: always. When that changes, call tagc_comm_look_again. */
     int (*is_ready)(void *context);
-    /* The step begins. A failure is that of the step. *lent: set it to a whole gradient (n_elems) that stays until _end; else rows
+    /* The step begins. A failure is that of the step. *lent: set it to a whole gradient (n_elems) that stays until _end; else values
      * are asked for. */
     tagc_status (*start)(void *context, const void **lent);
-    /* Writes row `row` of the gradient (shard), in options.gradient. Each row once in a step. */
-    void (*fill)(void *context, size_t row, void *values);
-    /* Takes row `row` of the output (shard). NULL: something is not finite, and so is the whole output. */
-    void (*take)(void *context, size_t row, const float *sums);
+    /* Writes values [first, first + n) of row `row` of the gradient, in options.gradient. Each value once in a step. */
+    void (*fill)(void *context, size_t row, size_t first, size_t n, void *values);
+    /* Takes values [first, first + n) of row `row` of the output. sums NULL: something is not finite, and so is the whole output, of which
+     * it may have got a part before. */
+    void (*take)(void *context, size_t row, size_t first, size_t n, const float *sums);
     /* The step has ended on all ranks. */
     void (*end)(void *context, tagc_status status);
-    /* 1: the memory of a step, in which the last row of _take is, is not given back at its end, but by tagc_reducer_release. */
-    int keeps;
+    /* 1: _start lends the gradient, or fails. */
+    int lends;
+    /* A kind of transport/work.h, whose steps share memory: TAGC_WORK_REDUCE is 0. Within a host, where waits are short, chunks are, too. */
+    int work;
 } tagc_feed;
 
 struct tagc_reducer {
@@ -135,8 +139,6 @@ static inline size_t tagc_reducer_gradient_bytes(const tagc_reducer *r) {
 tagc_status tagc_reducer_create_fed(tagc_comm *comm, const tagc_reducer_options *options,
                                     const tagc_feed *feed, tagc_reducer **out);
 tagc_status tagc_reducer_begin_fed(tagc_reducer *r);
-/* Gives back what the last step kept. Any thread may call it. */
-void tagc_reducer_release(tagc_reducer *r);
 
 /* _begin without a look at the arrays, for a step that is ahead. It is then held once: see tagc_hold. failure: of this rank, with its
  * text, which all ranks return; or TAGC_OK. */

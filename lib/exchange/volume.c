@@ -13,9 +13,9 @@ void tagc_volume_add(tagc_volume *v, tagc_leg leg, double n_bytes) {
 }
 
 /* Lays out a reducer without memory. The caller destroys r->state. *arena receives the bytes of its buffers, *work those of a step. */
-static tagc_status lay_out(const tagc_reducer_options *options, int world_size, int rank, tagc_reducer *r,
-                           tagc_arena *arena, tagc_arena *work) {
-    *r = (tagc_reducer){.rank = rank, .arrays = &tagc_host_arrays};
+static tagc_status lay_out(const tagc_reducer_options *options, int world_size, int rank,
+                           const tagc_feed *feed, tagc_reducer *r, tagc_arena *arena, tagc_arena *work) {
+    *r = (tagc_reducer){.rank = rank, .arrays = &tagc_host_arrays, .feed = feed};
     *arena = *work = (tagc_arena){0};
     TAGC_TRY(tagc_reducer_options_check(options, world_size, &r->options, r->own_options));
     r->world_size = world_size;
@@ -43,7 +43,7 @@ tagc_status tagc_reducer_volume(const tagc_reducer_options *options, int world_s
     tagc_arena arena, work;
     if (rank < 0 || rank >= world_size)
         return tagc_fail(TAGC_ERR_ARGUMENT, "rank is %d, must be in [0, %d)", rank, world_size);
-    TAGC_TRY(lay_out(options, world_size, rank, &r, &arena, &work));
+    TAGC_TRY(lay_out(options, world_size, rank, NULL, &r, &arena, &work));
     tagc_status status = r.exchange->volume(&r, data, out);
     tagc_memory_destroy(r.state);
     return status;
@@ -64,11 +64,14 @@ uint64_t tagc_norm_bytes(int world_size) {
     return ((uint64_t)world_size - 1) * sizeof(double);
 }
 
-tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_size, int n_before,
-                                tagc_exchange_memory *out) {
+static const tagc_feed feeds[] = {[TAGC_FED] = {0}, [TAGC_FED_WITHIN] = {.work = TAGC_WORK_HOST_SUM}};
+
+tagc_status tagc_reducer_fed_memory(const tagc_reducer_options *options, int world_size, int n_before,
+                                    tagc_feeding feeding, tagc_exchange_memory *out) {
     tagc_reducer r;
     tagc_arena arena, work;
-    TAGC_TRY(lay_out(options, world_size, 0, &r, &arena, &work));
+    TAGC_TRY(
+        lay_out(options, world_size, 0, feeding == TAGC_FED_NOT ? NULL : &feeds[feeding], &r, &arena, &work));
     uint64_t n = r.exchange->residual_elems(&r.options);
     uint64_t bodies = 0, residual = n / r.shard * tagc_residual_bytes(r.residual_format, r.shard);
     int n_spares =
@@ -82,6 +85,11 @@ tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_s
                                   .residual = residual,
                                   .spare = (uint64_t)n_spares * residual};
     return TAGC_OK;
+}
+
+tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_size, int n_before,
+                                tagc_exchange_memory *out) {
+    return tagc_reducer_fed_memory(options, world_size, n_before, TAGC_FED_NOT, out);
 }
 
 tagc_status tagc_gatherer_memory(const tagc_gatherer_options *options, int world_size,

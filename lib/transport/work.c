@@ -16,9 +16,10 @@ struct tagc_work_region {
     tagc_work *held; /* in the order of addresses */
 };
 
-uint64_t tagc_work_capacity(uint64_t most, uint64_t total) {
-    uint64_t others = total - most;
-    return most + (others < TAGC_MORE_WORK_BYTES ? others : TAGC_MORE_WORK_BYTES);
+uint64_t tagc_work_capacity(int kind, uint64_t most, uint64_t total) {
+    int has_more = kind == TAGC_WORK_REDUCE || kind == TAGC_WORK_GATHER;
+    uint64_t others = total - most, more = has_more ? TAGC_MORE_WORK_BYTES : 0;
+    return most + (others < more ? others : more);
 }
 
 /* ---- regions ---- */
@@ -59,7 +60,7 @@ static uint64_t wanted_bytes(const tagc_works *works) {
         if (group->n_bytes > most) most = group->n_bytes;
         total += group->n_bytes;
     }
-    return tagc_work_capacity(most, total);
+    return tagc_work_capacity(works->kind, most, total);
 }
 
 static int is_right(const tagc_works *works, uint64_t wanted) {

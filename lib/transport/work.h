@@ -2,7 +2,8 @@
  *
  * Each object says how much its steps take. Objects with one tag, as the reducers of one unit, can all be under way at once: the
  * memory has room for the largest of these groups, and TAGC_MORE_WORK_BYTES for others at the same time, so that steps of small units
- * share their waits. It is allocated when objects are made or change, never in a step.
+ * share their waits; but for no others where hosts have several ranks, which share the host's memory. It is allocated when objects are
+ * made or change, never in a step.
  *
  * A step takes its memory when the steps before it have theirs, in the order of their _begin calls, which is the same on all ranks.
  * So the oldest unfinished step has its memory on every rank, and no rank waits for a step that waits for memory elsewhere. */
@@ -16,7 +17,13 @@
 #define TAGC_NO_TAG UINT64_MAX /* a group of its own */
 
 /* Who shares: steps of one kind have one order. */
-enum { TAGC_WORK_REDUCE, TAGC_WORK_GATHER };
+enum {
+    TAGC_WORK_REDUCE,
+    TAGC_WORK_GATHER,
+    TAGC_WORK_HOST_SUM, /* within a host, of ranks that then reduce as TAGC_WORK_PLACE */
+    TAGC_WORK_PLACE,
+    TAGC_WORK_SPREAD
+};
 
 typedef struct tagc_works tagc_works;             /* of one comm, heap and kind */
 typedef struct tagc_work_group tagc_work_group;   /* objects with one tag */
@@ -44,8 +51,8 @@ void tagc_work_line_up(tagc_comm *comm, tagc_work *work);
 int tagc_work_take(tagc_comm *comm, tagc_work *work);
 void tagc_work_give(tagc_comm *comm, tagc_work *work); /* accepts one that has nothing */
 
-/* Bytes for groups of which the largest takes `most`, and all together `total`. */
-uint64_t tagc_work_capacity(uint64_t most, uint64_t total);
+/* Bytes for groups of a kind of which the largest takes `most`, and all together `total`. */
+uint64_t tagc_work_capacity(int kind, uint64_t most, uint64_t total);
 /* Bytes of all such memory of this comm, or of its part in one heap. */
 uint64_t tagc_works_bytes(tagc_comm *comm, const tagc_heap *heap);
 

@@ -10,6 +10,7 @@
 #include "unit/unit.h"
 
 #include <math.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -90,48 +91,45 @@ static tagc_status settle_rest(tagc_model_part *part, int is_taken) {
 
 /* ---- what reducers read and write ---- */
 
-/* Rows of the reducer that reads the caller's gradients. */
-static void fill_row(tagc_model_part *part, uint64_t n, size_t row, void *values) {
-    int element = tagc_part_reads_bf16(part) ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32;
-    uint64_t begin = tagc_part_place_elems(part) * (uint64_t)part->model->place;
-    tagc_part_read(part, begin + row * n, n, element, values);
-    if (part->n_full > 0) part->square += tagc_elements_square(values, element, 0, n);
-}
-
-static tagc_status start_alone(void *context, const void **lent) {
+/* The host's sums are where gradients were. */
+static tagc_status start_between(void *context, const void **lent) {
     tagc_model_part *part = context;
     (void)lent;
     if (part->unit->status != TAGC_OK) return tagc_fail(part->unit->status, "%s", part->unit->text);
-    return tagc_part_sample(part, NULL);
+    if (part->host_sum && part->host_status != TAGC_OK)
+        return tagc_fail(part->host_status, "%s", part->host_text);
+    return tagc_part_sample(part);
 }
 
-static void fill_alone(void *context, size_t row, void *values) {
+static void fill_between(void *context, size_t row, size_t first, size_t n, void *values) {
     tagc_model_part *part = context;
-    fill_row(part, row_elems(part), row, values);
+    int element = tagc_part_reads_bf16(part) ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32;
+    uint64_t begin = tagc_part_place_elems(part) * (uint64_t)part->model->place;
+    tagc_part_read(part, begin + row * row_elems(part) + first, n, element, values);
+    if (part->n_full > 0) part->square += tagc_elements_square(values, element, 0, n);
 }
+
+enum { N_CHANGED = 4096 };
 
 /* The rank's own row, or of what all ranks of a place get, row by row. */
-static void take_sums(void *context, size_t row, const float *sums) {
+static void take_sums(void *context, size_t row, size_t first, size_t n, const float *sums) {
     tagc_model_part *part = context;
-    uint64_t n = row_elems(part), at = tagc_part_own_row(part) + row * n;
-    enum { N_CHANGED = 4096 };
-    float changed[N_CHANGED];
-    if (!sums || (part->unit->factor == 1 && !is_mean_in_fp16(part))) {
+    uint64_t in_output = row * row_elems(part) + first, at = tagc_part_own_row(part) + in_output;
+    float changed[N_CHANGED], factor = part->host_sum ? 1 : part->unit->factor;
+    if (!sums || (factor == 1 && !is_mean_in_fp16(part))) {
         tagc_part_write(part, at, n, TAGC_ELEMENT_FP32, sums);
         return;
     }
-    for (uint64_t done = 0, n_here; done < n; done += n_here) {
+    for (size_t done = 0, n_here; done < n; done += n_here) {
         n_here = n - done < N_CHANGED ? n - done : N_CHANGED;
-        for (uint64_t i = 0; i < n_here; i++) changed[i] = sums[done + i] * part->unit->factor;
-        if (is_mean_in_fp16(part)) saturate(part, row * n + done, n_here, changed);
+        for (size_t i = 0; i < n_here; i++) changed[i] = sums[done + i] * factor;
+        if (is_mean_in_fp16(part)) saturate(part, in_output + done, n_here, changed);
         tagc_part_write(part, at + done, n_here, TAGC_ELEMENT_FP32, changed);
     }
 }
 
-static void end_exchange(void *context, tagc_status status) {
-    tagc_model_part *part = context;
-    (void)status;
-    if (part->host_sum) tagc_reducer_release(part->host_sum);
+static void end_between(void *context, tagc_status status) {
+    (void)context, (void)status;
 }
 
 static tagc_status start_host_sum(void *context, const void **lent) {
@@ -140,22 +138,39 @@ static tagc_status start_host_sum(void *context, const void **lent) {
     return part->unit->status == TAGC_OK ? TAGC_OK : tagc_fail(part->unit->status, "%s", part->unit->text);
 }
 
-static void fill_host_sum(void *context, size_t row, void *values) {
-    tagc_model_part *part = context;
-    tagc_part_read(part, row * tagc_part_place_elems(part), tagc_part_place_elems(part),
-                   tagc_part_reads_bf16(part) ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32, values);
+static void fill_host_sum(void *context, size_t row, size_t first, size_t n, void *values) {
+    const tagc_model_part *part = context;
+    int is_bf16 = part->model->options.gradient == TAGC_ELEMENT_BF16;
+    tagc_part_read(part, row * tagc_part_place_elems(part) + first, n,
+                   is_bf16 ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32, values);
 }
 
-static void take_host_sum(void *context, size_t row, const float *sums) {
+/* They take the place of gradients, which this rank has sent, so that nothing is as large as a unit. In 16 bits they are rounded, after
+ * the factor, since a sum without it may be beyond fp16. */
+static void take_host_sum(void *context, size_t row, size_t first, size_t n, const float *sums) {
     tagc_model_part *part = context;
-    float *kept = part->host_sum->now.output;
+    uint64_t at = (uint64_t)part->model->place * tagc_part_place_elems(part) + first;
+    float changed[N_CHANGED], factor = part->unit->factor;
     (void)row;
-    for (uint64_t i = 0; !sums && i < tagc_part_place_elems(part); i++) kept[i] = NAN;
-    part->host_values = kept;
+    if (!sums || factor == 1) {
+        tagc_part_write_gradient(part, at, n, sums, &part->lacks);
+        return;
+    }
+    for (size_t done = 0, n_here; done < n; done += n_here) {
+        n_here = n - done < N_CHANGED ? n - done : N_CHANGED;
+        for (size_t i = 0; i < n_here; i++) changed[i] = sums[done + i] * factor;
+        tagc_part_write_gradient(part, at + done, n_here, changed, &part->lacks);
+    }
 }
 
 static void end_host_sum(void *context, tagc_status status) {
     tagc_model_part *part = context;
+    if (status == TAGC_OK && part->lacks)
+        status = tagc_fail(
+            TAGC_ERR_ARGUMENT,
+            "gradients have no piece of elements of %s of which other ranks of this host have: give "
+            "zeros, since the host's sums take their place",
+            part->lacks->name);
     part->host_status = status;
     if (status != TAGC_OK) snprintf(part->host_text, sizeof part->host_text, "%s", tagc_last_error());
     atomic_store(&part->has_host_sum, 1);
@@ -167,22 +182,10 @@ static int has_host_sum(void *context) {
     return atomic_load(&part->has_host_sum);
 }
 
-/* After a failure nothing is read. */
-static tagc_status lend_host_sum(void *context, const void **lent) {
-    tagc_model_part *part = context;
-    if (part->host_status != TAGC_OK) return tagc_fail(part->host_status, "%s", part->host_text);
-    *lent = part->host_values;
-    TAGC_TRY(tagc_part_sample(part, part->host_values));
-    if (part->n_full > 0)
-        part->square = tagc_elements_square(*lent, TAGC_ELEMENT_FP32, 0, tagc_part_place_elems(part));
-    return TAGC_OK;
-}
-
 /* The own row may be asked for after _start has failed and lent nothing. */
-static void fill_nothing(void *context, size_t row, void *values) {
-    const tagc_model_part *part = context;
-    (void)row;
-    memset(values, 0, row_elems(part) * sizeof(float));
+static void fill_nothing(void *context, size_t row, size_t first, size_t n, void *values) {
+    (void)context, (void)row, (void)first;
+    memset(values, 0, n * sizeof(float));
 }
 
 /* A part without kernels, of a unit that stays on a device: what it reads was packed there, and what it writes is unpacked there. */
@@ -193,32 +196,33 @@ static tagc_status lend_pinned(void *context, const void **lent) {
     return TAGC_OK;
 }
 
-static void take_pinned(void *context, size_t row, const float *sums) {
+static void take_pinned(void *context, size_t row, size_t first, size_t n, const float *sums) {
     const tagc_model_part *part = context;
-    size_t n = (size_t)row_elems(part);
-    float *to = part->sums + row * n;
+    float *to = part->sums + row * (size_t)row_elems(part) + first;
     if (sums) memcpy(to, sums, n * sizeof *to);
     for (size_t i = 0; !sums && i < n; i++) to[i] = NAN;
 }
 
 void tagc_part_set_feeds(tagc_model_part *part) {
-    int is_alone = !tagc_model_adds_up(part->model);
+    int adds_up = tagc_model_adds_up(part->model);
     part->feed = (tagc_feed){.context = part,
-                             .is_ready = is_alone ? NULL : has_host_sum,
-                             .start = is_alone ? start_alone : lend_host_sum,
-                             .fill = is_alone ? fill_alone : fill_nothing,
+                             .is_ready = adds_up ? has_host_sum : NULL,
+                             .start = start_between,
+                             .fill = fill_between,
                              .take = take_sums,
-                             .end = end_exchange};
+                             .end = end_between,
+                             .work = adds_up ? TAGC_WORK_PLACE : TAGC_WORK_REDUCE};
     part->host_feed = (tagc_feed){.context = part,
                                   .start = start_host_sum,
                                   .fill = fill_host_sum,
                                   .take = take_host_sum,
                                   .end = end_host_sum,
-                                  .keeps = 1};
+                                  .work = TAGC_WORK_HOST_SUM};
     if (!part->unit->is_there) return;
     part->feed.start = lend_pinned;
     part->feed.fill = fill_nothing;
     part->feed.take = take_pinned;
+    part->feed.lends = 1;
 }
 
 /* ---- a step ---- */
@@ -318,7 +322,7 @@ static tagc_status begin_plain(tagc_model_part *part) {
     const tagc_model_unit *unit = part->unit;
     uint64_t n_elems = part->width * (uint64_t)model->n_owners;
     if (unit->status != TAGC_OK) return tagc_reducer_fail(part->reducer, unit->status, unit->text);
-    TAGC_TRY(tagc_part_sample(part, NULL));
+    TAGC_TRY(tagc_part_sample(part));
     if (part->n_full > 0) part->square = tagc_elements_square(part->gradient, TAGC_ELEMENT_FP32, 0, n_elems);
     return tagc_reducer_begin(part->reducer, part->gradient, n_elems, part->sums,
                               model->options.output == TAGC_OUTPUT_UNIT ? n_elems : part->width);
@@ -326,7 +330,7 @@ static tagc_status begin_plain(tagc_model_part *part) {
 
 static tagc_status begin_there(tagc_model_part *part) {
     tagc_model_unit *unit = part->unit;
-    if (unit->status == TAGC_OK) note(unit, tagc_part_sample(part, NULL));
+    if (unit->status == TAGC_OK) note(unit, tagc_part_sample(part));
     return part->model->device->begin_part(part, unit->status);
 }
 
@@ -334,6 +338,7 @@ static tagc_status begin_parts(tagc_model_unit *unit) {
     for (uint32_t p = 0; p < unit->n_parts; p++) {
         tagc_model_part *part = &unit->parts[p];
         atomic_store(&part->has_host_sum, 0);
+        part->lacks = NULL;
         part->n_full = 0;
         part->square = 0;
         part->n_saturated = 0;
@@ -366,7 +371,8 @@ static tagc_status end_parts(tagc_model_unit *unit, tagc_model_stats *out) {
             if (!reducers[i] || !reducers[i]->now.begun) continue;
             tagc_status failure = part->is_there ? part->model->device->end_part(part, &stats)
                                                  : tagc_reducer_end(reducers[i], &stats);
-            out->failed_here |= reducers[i]->now.failure != TAGC_OK;
+            int is_echo = i == 0 && part->host_sum && part->host_status != TAGC_OK;
+            out->failed_here |= (reducers[i]->now.failure != TAGC_OK && !is_echo) || part->lacks != NULL;
             if (failure != TAGC_OK && status == TAGC_OK) {
                 status = failure;
                 snprintf(text, sizeof text, "%s", tagc_last_error());
@@ -386,25 +392,22 @@ static tagc_status end_parts(tagc_model_unit *unit, tagc_model_stats *out) {
     return status == TAGC_OK ? TAGC_OK : tagc_fail(status, "%s", text);
 }
 
-enum { SPREAD_BYTES = 1 << 20 };
-
 tagc_status tagc_model_make_spread(tagc_model *model) {
-    void *memory;
     if (!tagc_model_adds_up(model) || model->options.output != TAGC_OUTPUT_UNIT) return TAGC_OK;
-    TAGC_TRY(tagc_memory_create((size_t)(1 + model->n_places) * SPREAD_BYTES, "sums of a host", &memory));
-    model->spread = memory;
-    return TAGC_OK;
+    TAGC_TRY(
+        tagc_work_open(model->within, &tagc_host_arrays.heap, TAGC_WORK_SPREAD, TAGC_NO_TAG, &model->spread));
+    return tagc_work_set(model->within, &model->spread, (size_t)(1 + model->n_places) * TAGC_SPREAD_BYTES);
 }
 
 /* The ranks of a host send each other the sums of their places, slice by slice. */
-static tagc_status spread(tagc_model *model, const tagc_model_part *part, tagc_model_stats *stats) {
-    size_t width = tagc_element_bytes(model->options.sum), most = SPREAD_BYTES / width;
+static tagc_status spread_part(tagc_model *model, const tagc_model_part *part, tagc_model_stats *stats) {
+    size_t width = tagc_element_bytes(model->options.sum), most = TAGC_SPREAD_BYTES / width;
     uint64_t n_place = tagc_part_place_elems(part), own = (uint64_t)model->place * n_place;
+    char *sent = model->spread.memory, *all = sent + TAGC_SPREAD_BYTES;
     for (uint64_t at = 0, n; at < n_place; at += n) {
-        char *all = model->spread + SPREAD_BYTES;
         n = n_place - at < most ? n_place - at : most;
-        tagc_part_read_sums(part, own + at, n, model->spread);
-        TAGC_TRY(tagc_comm_all_gather_as(model->within, TAGC_LEG_RESULT, model->spread, n * width, all,
+        tagc_part_read_sums(part, own + at, n, sent);
+        TAGC_TRY(tagc_comm_all_gather_as(model->within, TAGC_LEG_RESULT, sent, n * width, all,
                                          (size_t)model->n_places * n * width));
         stats->n_bytes_within += n * width * (uint64_t)(model->n_places - 1);
         for (int place = 0; place < model->n_places; place++)
@@ -415,6 +418,18 @@ static tagc_status spread(tagc_model *model, const tagc_model_part *part, tagc_m
     return TAGC_OK;
 }
 
+/* Models of a comm end one after the other, as its collectives must come. */
+static tagc_status spread(tagc_model_unit *unit, tagc_model_stats *stats) {
+    tagc_model *model = unit->model;
+    tagc_status status = TAGC_OK;
+    tagc_work_line_up(model->within, &model->spread);
+    while (!tagc_work_take(model->within, &model->spread)) sched_yield();
+    for (uint32_t p = 0; p < unit->n_parts && status == TAGC_OK; p++)
+        status = spread_part(model, &unit->parts[p], stats);
+    tagc_work_give(model->within, &model->spread);
+    return status;
+}
+
 /* How an exchange ends in which all ranks have asked alike; and what makes its word another one than that of an exchange. */
 static const tagc_status ASKED = TAGC_ERR_STATE;
 static const uint64_t word_that_asks = 0x6d17a55e4b0c9f21u;
@@ -423,9 +438,11 @@ static const uint64_t word_that_asks = 0x6d17a55e4b0c9f21u;
 static tagc_status end_exchange_of(tagc_model_unit *unit, tagc_model_stats *stats) {
     tagc_model *model = unit->model;
     tagc_status status = end_parts(unit, stats);
-    if (tagc_model_adds_up(model)) status = tagc_model_agree_within(model, status);
-    for (uint32_t p = 0; p < unit->n_parts && model->spread && status == TAGC_OK; p++)
-        status = spread(model, &unit->parts[p], stats);
+    if (tagc_model_adds_up(model)) {
+        status = tagc_model_agree_within(model, status, stats->failed_here || unit->status != TAGC_OK);
+        stats->n_bytes_within += TAGC_VERDICT_BYTES * (uint64_t)(model->n_places - 1);
+    }
+    if (model->spread.n_bytes > 0 && status == TAGC_OK) status = spread(unit, stats);
     status = tagc_model_share(model, status);
     for (uint32_t p = 0; p < unit->n_parts; p++) {
         tagc_status failure = settle_rest(&unit->parts[p], status == TAGC_OK);

@@ -165,7 +165,7 @@ static tagc_status take_samples(tagc_model_part *part) {
     return TAGC_OK;
 }
 
-tagc_status tagc_part_sample(tagc_model_part *part, const float *host_sum) {
+tagc_status tagc_part_sample(tagc_model_part *part) {
     tagc_model *model = part->model;
     size_t n_values = 0;
     if (!part->is_followed) return TAGC_OK;
@@ -177,8 +177,7 @@ tagc_status tagc_part_sample(tagc_model_part *part, const float *host_sum) {
         for (uint64_t k = 0; k < t->n_samples; k++) {
             uint64_t element = tagc_part_sampled(part, t, k);
             if (element == UINT64_MAX) continue;
-            model->samples[n_values++] = host_sum ? host_sum[tagc_part_find(part, t, element)]
-                                                  : tagc_member_read(model, part->unit, t, element);
+            model->samples[n_values++] = tagc_member_read(model, part->unit, t, element);
         }
         model->numbers[i] = t->parameter;
         model->counts[i] = (uint32_t)(n_values - n_before);

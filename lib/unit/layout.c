@@ -211,16 +211,18 @@ void tagc_part_read_sums(const tagc_model_part *part, uint64_t begin, uint64_t n
     read_part(part, 1, begin, n, part->model->options.sum, values);
 }
 
-/* values: fp32 or as pieces are; NULL: NaN. */
-static void write_pieces(const tagc_piece *pieces, size_t n_pieces, int to, uint64_t first, uint64_t n,
-                         int from_element, const void *values) {
+/* Returns how many of the elements have a piece. values: fp32 or as pieces are; NULL: NaN. */
+static uint64_t write_pieces(const tagc_piece *pieces, size_t n_pieces, int to, uint64_t first, uint64_t n,
+                             int from_element, const void *values) {
     enum { N_VOID = 256 };
     float not_finite[N_VOID];
     for (int i = 0; i < N_VOID && !values; i++) not_finite[i] = NAN;
     const tagc_piece *piece = piece_behind(pieces, n_pieces, first), *last = pieces + n_pieces;
+    uint64_t n_written = 0;
     for (; piece < last && piece->first < first + n; piece++) {
         uint64_t from = piece->first > first ? piece->first : first, end = piece->first + piece->n_elems;
         if (end > first + n) end = first + n;
+        n_written += end - from;
         for (uint64_t n_here; from < end; from += n_here) {
             n_here = values || end - from < N_VOID ? end - from : N_VOID;
             if (values && from_element == to)
@@ -231,23 +233,65 @@ static void write_pieces(const tagc_piece *pieces, size_t n_pieces, int to, uint
                                     piece->values, to, from - piece->first, n_here);
         }
     }
+    return n_written;
+}
+
+/* Values of a flat that the caller has as one array. */
+static void write_array(const tagc_model_part *part, int is_sums, uint64_t begin, uint64_t n,
+                        const float *values) {
+    for (uint64_t done = 0, n_here; done < n; done += n_here) {
+        n_here = n - done;
+        float *array = in_array(part, is_sums, begin + done, &n_here);
+        for (uint64_t i = 0; !values && i < n_here; i++) array[i] = NAN;
+        if (values) memcpy(array, values + done, n_here * sizeof *array);
+    }
 }
 
 void tagc_part_write(const tagc_model_part *part, uint64_t begin, uint64_t n, int element,
                      const void *values) {
     uint32_t hint = 0;
-    for (uint64_t at = begin, n_here; part->gradient && at < begin + n; at += n_here) {
-        n_here = begin + n - at;
-        float *array = in_array(part, 1, at, &n_here);
-        for (uint64_t i = 0; !values && i < n_here; i++) array[i] = NAN;
-        if (values) memcpy(array, at_element(values, element, at - begin), n_here * sizeof *array);
+    if (part->gradient) { /* all is fp32 */
+        write_array(part, 1, begin, n, values);
+        return;
     }
-    for (uint64_t at = begin; !part->gradient && at < begin + n;) {
+    for (uint64_t at = begin; at < begin + n;) {
         stretch s = stretch_at(part, at, begin + n, &hint);
         if (s.n_real > 0)
             write_pieces(part->unit->sums + s.tensor->first_sum, s.tensor->n_sums, part->model->options.sum,
                          s.first, s.n_real, element, values ? at_element(values, element, at - begin) : NULL);
         at += s.n;
+    }
+}
+
+/* 1: an element that is not zero has no piece. */
+static int is_any_lost(const tagc_piece *pieces, size_t n_pieces, uint64_t first, uint64_t n,
+                       const float *values) {
+    for (uint64_t i = 0; i < n; i++) {
+        const tagc_piece *piece = piece_behind(pieces, n_pieces, first + i);
+        int is_covered = piece < pieces + n_pieces && piece->first <= first + i;
+        if (!is_covered && values[i] != 0) return 1;
+    }
+    return 0;
+}
+
+void tagc_part_write_gradient(const tagc_model_part *part, uint64_t begin, uint64_t n, const float *values,
+                              const tagc_member **lacks) {
+    uint32_t hint = 0;
+    if (part->gradient) {
+        write_array(part, 0, begin, n, values);
+        return;
+    }
+    for (uint64_t at = begin; at < begin + n;) {
+        stretch s = stretch_at(part, at, begin + n, &hint);
+        const tagc_piece *pieces = s.n_real > 0 ? part->unit->gradients + s.tensor->first_gradient : NULL;
+        const float *from = values ? values + (at - begin) : NULL;
+        at += s.n;
+        if (!pieces) continue;
+        uint64_t n_written = write_pieces(pieces, s.tensor->n_gradients, part->model->options.gradient,
+                                          s.first, s.n_real, TAGC_ELEMENT_FP32, from);
+        if (from && n_written < s.n_real &&
+            is_any_lost(pieces, s.tensor->n_gradients, s.first, s.n_real, from))
+            *lacks = s.tensor;
     }
 }
 

@@ -19,10 +19,11 @@ static const tagc_model_options default_options = {.moment = TAGC_MOMENT_STAYS,
                                                    .n_threads = 1,
                                                    .exchange = TAGC_EXCHANGE_DIRECT,
                                                    .result_format = -1,
-                                                   .result_sparsity = -1};
+                                                   .result_sparsity = -1,
+                                                   .within_format = -1};
 static const tagc_sized options_struct = {"tagc_model_options", sizeof(tagc_model_options),
-                                          offsetof(tagc_model_options, ranges) +
-                                              sizeof(uint64_t *), /* the last field of version 0.3 */
+                                          offsetof(tagc_model_options, within_format) +
+                                              sizeof(int), /* the last field of version 0.3 */
                                           &default_options};
 
 void tagc_model_options_init_sized(tagc_model_options *options, size_t struct_bytes) {
@@ -56,6 +57,7 @@ static tagc_status check_options(const tagc_model_options *o, int n_places) {
     if (o->residual != -1 && o->residual != TAGC_FORMAT_FP32 && o->residual != TAGC_FORMAT_INT8 &&
         o->residual != TAGC_FORMAT_INT4)
         return tagc_fail(TAGC_ERR_ARGUMENT, "residual is %d, must be -1, FP32, INT8 or INT4", o->residual);
+    TAGC_TRY(check_choice("within_format", o->within_format, -1, TAGC_FORMAT_BF16));
     TAGC_TRY(check_choice("cut", o->cut, TAGC_CUT_ROWS, TAGC_CUT_RANGES));
     if (o->cut == TAGC_CUT_FLAT_ARRAYS && (o->gradient != TAGC_ELEMENT_FP32 || o->sum != TAGC_ELEMENT_FP32))
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
@@ -73,9 +75,8 @@ static tagc_status check_options(const tagc_model_options *o, int n_places) {
     int is_paper = o->exchange == TAGC_EXCHANGE_SKETCH || o->exchange == TAGC_EXCHANGE_PACKED;
     if (o->paper && !is_paper)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "paper is set, but exchange is none of the paper's");
-    if (is_paper && (n_places > 1 || o->residual > TAGC_FORMAT_FP32))
-        return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "exchange is one of the paper's, which have one rank per host and residual FP32");
+    if (is_paper && o->residual > TAGC_FORMAT_FP32)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is one of the paper's, which have residual FP32");
     return TAGC_OK;
 }
 
@@ -126,20 +127,60 @@ static tagc_status read_comms(tagc_model *model, tagc_comm *within, tagc_comm *b
 
 /* ---- agreement: over the hosts of a place, then over the places of a host ---- */
 
+/* is_own: it failed itself, and does not only know of a failure; is_cut_off: a comm of its is broken. */
 typedef struct verdict {
-    int32_t status, is_cut_off; /* is_cut_off: a comm of its is broken */
-    char text[TAGC_ERROR_TEXT_BYTES];
+    int32_t status;
+    uint8_t is_own, is_cut_off, unused[2];
 } verdict;
 _Static_assert(sizeof(verdict) == TAGC_VERDICT_BYTES, "what a rank sends to each other");
 
-/* *is_cut_off: whether this rank is, then whether any is. */
-static tagc_status agree_over(tagc_comm *comm, tagc_status status, int *is_cut_off) {
+/* Who is cut off knows which rank is gone; who differs from the others may have failed for that; and who failed knows why. */
+static int weight_of(const verdict *v) {
+    if (v->status == TAGC_OK) return 0;
+    return v->is_cut_off ? 4 : v->status == TAGC_ERR_MISMATCH ? 3 : v->is_own ? 2 : 1;
+}
+
+/* Whose failure is everybody's, or -1. */
+static int find_failed(const verdict *all, int n) {
+    int failed = 0;
+    for (int rank = 1; rank < n; rank++)
+        if (weight_of(&all[rank]) > weight_of(&all[failed])) failed = rank;
+    return all[failed].status == TAGC_OK ? -1 : failed;
+}
+
+/* The failure of one rank, on all, but for those that failed alike. text: of this rank's. */
+static tagc_status tell(tagc_comm *comm, int failed, const verdict *all, const char *text) {
+    const verdict *mine = &all[tagc_comm_rank(comm)], *first = &all[failed];
+    tagc_status status = tagc_status_told(first->status);
+    enum { TEXT_BYTES = TAGC_ERROR_TEXT_BYTES };
+    int n = tagc_comm_world_size(comm), name = tagc_comm_name(comm, failed);
+    void *memory;
+    if (tagc_memory_create((size_t)n * TEXT_BYTES, "failures of all ranks", &memory) != TAGC_OK) {
+        tagc_comm_abort(comm, "no memory for the failures of all ranks");
+        return TAGC_ERR_MEMORY;
+    }
+    char *texts = memory, *theirs = texts + (size_t)failed * TEXT_BYTES;
+    tagc_status told = tagc_comm_all_gather(comm, text, TEXT_BYTES, texts, (size_t)n * TEXT_BYTES);
+    theirs[TEXT_BYTES - 1] = 0;
+    if (mine == first || (mine->is_own && mine->status == first->status))
+        told = tagc_fail(status, "%s", text);
+    else if (told != TAGC_OK)
+        told = tagc_fail(status, "rank %d: %s", name, tagc_status_name(status));
+    else
+        told = tagc_fail(status, "rank %d: %.480s", name, theirs);
+    tagc_memory_destroy(memory);
+    return told;
+}
+
+/* is_own: whether this rank has failed itself. *is_cut_off: whether this rank is, then whether any is. */
+static tagc_status agree_over(tagc_comm *comm, tagc_status status, int is_own, int *is_cut_off) {
     int n = tagc_comm_world_size(comm);
-    enum { N_FEW = 16 }; /* a step allocates nothing within a host */
-    verdict mine = {.status = (int32_t)status, .is_cut_off = *is_cut_off}, few[N_FEW], *all = few;
+    enum { N_FEW = 64 }; /* a step allocates nothing within a host */
+    verdict mine = {(int32_t)status, is_own != 0, *is_cut_off != 0, {0}}, few[N_FEW], *all = few;
+    char text[TAGC_ERROR_TEXT_BYTES] = "";
     void *memory = NULL;
     if (n == 1) return status;
-    if (status != TAGC_OK) snprintf(mine.text, sizeof mine.text, "%s", tagc_last_error());
+    if (status != TAGC_OK) snprintf(text, sizeof text, "%s", tagc_last_error());
     if (n > N_FEW &&
         tagc_memory_create((size_t)n * sizeof mine, "verdicts of all ranks", &memory) != TAGC_OK) {
         tagc_comm_abort(comm, "no memory for the verdicts of all ranks");
@@ -148,14 +189,8 @@ static tagc_status agree_over(tagc_comm *comm, tagc_status status, int *is_cut_o
     if (memory) all = memory;
     tagc_status agreed = tagc_comm_all_gather(comm, &mine, sizeof mine, all, (size_t)n * sizeof *all);
     for (int rank = 0; agreed == TAGC_OK && rank < n; rank++) *is_cut_off |= all[rank].is_cut_off != 0;
-    for (int rank = 0; agreed == TAGC_OK && rank < n; rank++) {
-        if (all[rank].status == TAGC_OK) continue;
-        all[rank].text[sizeof all[rank].text - 1] = 0;
-        tagc_status told = tagc_status_told(all[rank].status);
-        agreed = rank == tagc_comm_rank(comm)
-                     ? tagc_fail(told, "%s", all[rank].text)
-                     : tagc_fail(told, "rank %d: %.480s", tagc_comm_name(comm, rank), all[rank].text);
-    }
+    int failed = agreed == TAGC_OK ? find_failed(all, n) : -1;
+    if (failed >= 0) agreed = tell(comm, failed, all, text);
     tagc_memory_destroy(memory);
     return agreed;
 }
@@ -177,9 +212,9 @@ tagc_status tagc_model_share(const tagc_model *model, tagc_status status) {
 }
 
 tagc_status tagc_levels_agree(tagc_comm *within, tagc_comm *between, tagc_status status) {
-    int is_any = is_cut_off(within, between);
-    status = agree_over(between, status, &is_any);
-    if (within) status = agree_over(within, status, &is_any);
+    int is_any = is_cut_off(within, between), is_own = status != TAGC_OK;
+    status = agree_over(between, status, is_own, &is_any);
+    if (within) status = agree_over(within, status, is_own, &is_any);
     return share(within, between, status, is_any);
 }
 
@@ -187,9 +222,9 @@ tagc_status tagc_model_agree(const tagc_model *model, tagc_status status) {
     return tagc_levels_agree(model->within, model->between, status);
 }
 
-tagc_status tagc_model_agree_within(const tagc_model *model, tagc_status status) {
+tagc_status tagc_model_agree_within(const tagc_model *model, tagc_status status, int is_own) {
     int is_any = is_cut_off(model->within, model->between);
-    if (model->within) status = agree_over(model->within, status, &is_any);
+    if (model->within) status = agree_over(model->within, status, is_own, &is_any);
     return share(model->within, model->between, status, is_any);
 }
 
@@ -233,10 +268,10 @@ static uint64_t mix(uint64_t sum, const void *bytes, size_t n_bytes) {
 static tagc_status compare(tagc_model *model) {
     const tagc_model_options *o = &model->options;
     const tagc_schedule_options *s = &model->schedule_options;
-    int choices[] = {o->moment,        o->output,           o->op,          o->dense_format, o->residual,
-                     o->exchange,      s->gentle,           s->fresh,       o->rests,        (int)s->format,
-                     o->result_format, (int)s->mild_format, model->n_hosts, model->n_places, o->cut,
-                     o->block,         (int)o->summed};
+    int choices[] = {o->moment,        o->output,           o->op,           o->dense_format, o->residual,
+                     o->exchange,      s->gentle,           s->fresh,        o->rests,        (int)s->format,
+                     o->result_format, (int)s->mild_format, model->n_hosts,  model->n_places, o->cut,
+                     o->block,         (int)o->summed,      o->within_format};
     double numbers[] = {s->sparsity, s->mild_sparsity, s->short_beta1, o->result_sparsity};
     uint64_t sum = mix(0, choices, sizeof choices);
     sum = mix(sum, numbers, sizeof numbers);
@@ -332,7 +367,7 @@ void tagc_model_destroy(tagc_model *model) {
     }
     if (!tagc_model_is_following(model)) tagc_schedule_destroy(model->schedule);
     tagc_memory_destroy(model->own);
-    tagc_memory_destroy(model->spread);
+    if (model->within) tagc_work_close(model->within, &model->spread);
     tagc_memory_destroy(model->memory);
     if (model->within) tagc_comm_let_go(model->within);
     tagc_comm_let_go(model->between);

@@ -31,9 +31,7 @@ static int format_of(const tagc_model_part *part) {
 
 /* direct can, the other exchanges read fp32. */
 int tagc_part_reads_bf16(const tagc_model_part *part) {
-    const tagc_model_options *o = &part->model->options;
-    return o->gradient == TAGC_ELEMENT_BF16 && !is_paper(part) &&
-           (!is_dense(part) || tagc_model_adds_up(part->model));
+    return part->model->options.gradient == TAGC_ELEMENT_BF16 && !is_paper(part) && !is_dense(part);
 }
 
 /* ---- one part ---- */
@@ -88,8 +86,7 @@ void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *o) {
     o->sparsity = 0;
     if (is_dense(part)) return;
     o->residual = asked->residual;
-    o->gradient =
-        tagc_part_reads_bf16(part) && !tagc_model_adds_up(model) ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
+    o->gradient = tagc_part_reads_bf16(part) ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
     if (model->within && model->n_hosts == 1) return;
     o->sparsity = part->plan.sparsity;
     if (o->format >= TAGC_FORMAT_INT8) o->block = asked->block;
@@ -100,7 +97,7 @@ void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *o) {
     o->result_sparsity = asked->result_sparsity;
 }
 
-/* Ranks of a host add up in fp32, and send each other fp32 if that is what hosts send, else bf16. */
+/* Ranks of a host add up in fp32. */
 void tagc_part_host_options(const tagc_model_part *part, tagc_reducer_options *o) {
     const tagc_model *model = part->model;
     tagc_reducer_options_init(o);
@@ -108,8 +105,10 @@ void tagc_part_host_options(const tagc_model_part *part, tagc_reducer_options *o
     o->tag = tag_of(part);
     o->op = model->options.op;
     o->sparsity = 0;
-    o->format = format_of(part) == TAGC_FORMAT_FP32 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
-    o->gradient = tagc_part_reads_bf16(part) ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
+    o->format = model->options.within_format >= 0     ? model->options.within_format
+                : format_of(part) == TAGC_FORMAT_FP32 ? TAGC_FORMAT_FP32
+                                                      : TAGC_FORMAT_BF16;
+    o->gradient = model->options.gradient == TAGC_ELEMENT_BF16 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
     o->n_threads = model->options.n_threads;
 }
 
@@ -236,8 +235,7 @@ void tagc_part_take_back(tagc_model_part *part) {
 
 void tagc_unit_destroy_parts(tagc_model_part *parts, uint32_t n_parts) {
     for (uint32_t p = 0; parts && p < n_parts; p++) {
-        tagc_reducer_destroy(parts[p].reducer); /* it may read what the host's sum keeps */
-        if (parts[p].host_sum) tagc_reducer_release(parts[p].host_sum);
+        tagc_reducer_destroy(parts[p].reducer);
         tagc_reducer_destroy(parts[p].host_sum);
         tagc_memory_destroy(parts[p].resting);
         tagc_memory_destroy(parts[p].beyond);

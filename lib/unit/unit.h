@@ -98,13 +98,13 @@ struct tagc_model_part {
     uint64_t n_set_aside;
     tagc_feed host_feed;
     /* the exchange under way */
-    const float *gradient;   /* the caller's array of a flat, or of a unit on a device; NULL: pieces */
-    float *sums;             /* beside it */
-    atomic_int has_host_sum; /* whether the host's sum is there, or its failure */
+    const float *gradient;    /* the caller's array of a flat, or of a unit on a device; NULL: pieces */
+    float *sums;              /* beside it */
+    atomic_int has_host_sum;  /* whether the host's sum is there, or its failure */
+    const tagc_member *lacks; /* NULL, or of which a part of that sum has no place */
     tagc_status host_status;
     char host_text[TAGC_ERROR_TEXT_BYTES];
-    const float *host_values; /* of this place's row: (place_elems) */
-    uint32_t *full;           /* (n_members,) parameters whose windows became full */
+    uint32_t *full; /* (n_members,) parameters whose windows became full */
     size_t n_full;
     double square;  /* of its gradient, if n_full > 0 */
     float *resting; /* (2, residual): what is not sent, and room; NULL unless options.rests */
@@ -161,12 +161,15 @@ struct tagc_model {
     uint64_t *weights;          /* (n_tensors,) of tagc_schedule_get_plan */
     uint32_t *full;             /* (n_tensors,) parameters whose windows are full, at the end of a step */
     double *own, *pooled;       /* messages of a step */
-    char *spread; /* (1 + L, SPREAD_BYTES): sums that ranks of a host send each other; or NULL */
+    tagc_work
+        spread; /* (1 + L, TAGC_SPREAD_BYTES): sums that ranks of a host send each other, of one model at a time */
     int is_blind; /* see tagc_model_set_sampling */
     char name[96];
     uint64_t n_steps, n_begun; /* n_begun: exchanges, of all units */
     uint64_t run;              /* a number of this run, the same on all ranks, in saved states */
 };
+
+enum { TAGC_SPREAD_BYTES = 1 << 18 }; /* of a rank's sums that others of its host get at a time */
 
 /* 1: tensors lie end to end in flats. */
 static inline int tagc_model_is_flat(const tagc_model *model) {
@@ -210,6 +213,9 @@ uint64_t tagc_part_own_row(const tagc_model_part *part);
 void tagc_part_read(const tagc_model_part *part, uint64_t begin, uint64_t n, int element, void *values);
 void tagc_part_write(const tagc_model_part *part, uint64_t begin, uint64_t n, int element,
                      const void *values);
+/* Writes them to its gradients. *lacks: a tensor of which values that are not zero have no piece there, if there is one. */
+void tagc_part_write_gradient(const tagc_model_part *part, uint64_t begin, uint64_t n, const float *values,
+                              const tagc_member **lacks);
 /* Copies between the unit's gradients, which are fp32 here, and what this place keeps of the part, in the part's order (place_elems). */
 void tagc_part_copy_residual(const tagc_model_part *part, float *residual, int to_pieces);
 /* 1: all of a tensor's gradient is zero. */
@@ -277,7 +283,7 @@ tagc_status tagc_model_make(const tagc_model_device *device, void *queue, tagc_c
 
 /* What the part's reducers read and write. */
 void tagc_part_set_feeds(tagc_model_part *part);
-/* Memory for sums that ranks of a host send each other. */
+/* Makes room for sums that ranks of a host send each other. */
 tagc_status tagc_model_make_spread(tagc_model *model);
 /* tagc_model_begin, on a device. */
 tagc_status tagc_model_begin_there(tagc_model *model, uint32_t unit, const tagc_piece *gradients,
@@ -318,9 +324,8 @@ tagc_status tagc_part_plan(const tagc_model_part *part, tagc_schedule_plan *plan
 tagc_status tagc_model_take_plans(tagc_model *model);
 /* Sample k of a tensor: an element. UINT64_MAX: the gradient of another place has it. */
 uint64_t tagc_part_sampled(const tagc_model_part *part, const tagc_member *tensor, uint64_t k);
-/* Hands samples of a part's gradient to the schedule. host_sum: (place_elems), where ranks of a host have added up; else NULL. From the
- * worker. */
-tagc_status tagc_part_sample(tagc_model_part *part, const float *host_sum);
+/* Hands samples of a part's gradient, or of what ranks of the host have added up there, to the schedule. From the worker. */
+tagc_status tagc_part_sample(tagc_model_part *part);
 /* 0: units that begin from now on are exchanged without a look of the schedule's, as the first of several exchanges in a step are. All
  * ranks say the same. */
 void tagc_model_set_sampling(tagc_model *model, int is_sampled);
@@ -341,11 +346,11 @@ tagc_status tagc_levels_agree(tagc_comm *within, tagc_comm *between, tagc_status
 tagc_status tagc_model_agree(const tagc_model *model, tagc_status status);
 /* TAGC_ERR_MISMATCH on all ranks unless all pass the same checksum; what: a sentence's end, see model.c. Collective. */
 tagc_status tagc_model_compare(tagc_model *model, uint64_t sum, const char *what);
-/* The same over the ranks of a host alone. */
-tagc_status tagc_model_agree_within(const tagc_model *model, tagc_status status);
+/* The same over the ranks of a host alone. is_own: whether this rank has failed itself. */
+tagc_status tagc_model_agree_within(const tagc_model *model, tagc_status status, int is_own);
 /* After a call over one of the two comms: if that broke, those who wait in the other learn of it now. Returns the status. */
 tagc_status tagc_model_share(const tagc_model *model, tagc_status status);
 /* What it sends to each other rank. */
-#define TAGC_VERDICT_BYTES (2 * sizeof(int32_t) + TAGC_ERROR_TEXT_BYTES)
+#define TAGC_VERDICT_BYTES 8
 
 #endif

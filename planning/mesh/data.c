@@ -165,7 +165,7 @@ static tagc_status add_exchanges(const tagc_mesh_question *q, const tagc_mesh_st
     for (int i = 0; i < 2; i++) {
         out[TAGC_MESH_RESIDUAL] += groups[i].residual;
         out[TAGC_MESH_BUFFERS] +=
-            groups[i].buffers + (double)tagc_work_capacity(groups[i].most, groups[i].total);
+            groups[i].buffers + (double)tagc_work_capacity(TAGC_WORK_REDUCE, groups[i].most, groups[i].total);
     }
     out[TAGC_MESH_BUFFERS] += fmax(groups[0].packed, groups[1].packed);
     return TAGC_OK;

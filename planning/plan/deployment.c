@@ -295,8 +295,10 @@ static void add_exchanges(const tagc_deployment *d, int flat, work_bytes work[N_
     const tagc_layout_flat *about = &d->layout->flats[flat];
     int is_new_unit = flat == 0 || d->layout->flats[flat - 1].unit != about->unit;
     tagc_exchange_memory reducer = {0}, within = {0}, gatherer[2] = {{0}, {0}};
-    (void)tagc_reducer_memory(&r->options, r->n_ranks, n_alike_before(d, flat), &reducer);
-    if (r->n_adding > 1) (void)tagc_reducer_memory(&about->within, r->n_adding, 0, &within);
+    tagc_feeding feeding = r->n_adding > 1 ? TAGC_FED : TAGC_FED_NOT;
+    (void)tagc_reducer_fed_memory(&r->options, r->n_ranks, n_alike_before(d, flat), feeding, &reducer);
+    if (r->n_adding > 1)
+        (void)tagc_reducer_fed_memory(&about->within, r->n_adding, 0, TAGC_FED_WITHIN, &within);
     if (about->has_gatherer) measure_gather(d, &about->gatherer, gatherer);
     out->engine.residuals += reducer.residual;
     out->buffers +=
@@ -310,15 +312,20 @@ static void add_exchanges(const tagc_deployment *d, int flat, work_bytes work[N_
 tagc_status tagc_deployment_memory(const tagc_deployment *d, tagc_plan_memory *out) {
     uint64_t n_whole = 0, n_owned = 0;
     work_bytes work[N_WORKS] = {{0}};
+    int has_levels = 0;
     *out = (tagc_plan_memory){.engine = d->layout->memory};
     out->engine.residuals = 0;
     for (int i = 0; i < d->layout->n_flats; i++) {
         add_exchanges(d, i, work, out);
+        has_levels |= d->flats[i].reduction.n_adding > 1;
         out->state += state_bytes(d, i);
         n_whole += d->layout->flats[i].n_padded;
         n_owned += d->flats[i].n_owned;
     }
-    for (int i = 0; i < N_WORKS; i++) out->buffers += tagc_work_capacity(work[i].most, work[i].total);
+    int kinds[N_WORKS] = {has_levels ? TAGC_WORK_PLACE : TAGC_WORK_REDUCE, TAGC_WORK_HOST_SUM,
+                          TAGC_WORK_GATHER, TAGC_WORK_GATHER};
+    for (int i = 0; i < N_WORKS; i++)
+        out->buffers += tagc_work_capacity(kinds[i], work[i].most, work[i].total);
     if (d->keeps_replicas) TAGC_TRY(parameters_with_replicas(d, &out->engine.parameters));
     if (d->setup->placement ==
         TAGC_PLACE_ZERO1) /* whole gradients, in addition to the part that the update reads */

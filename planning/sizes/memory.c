@@ -7,6 +7,7 @@
 #include "sizes/catalogue.h"
 #include "tagc/schedule.h"
 #include "transport/work.h"
+#include "unit/unit.h"
 #include <math.h>
 #include <stdlib.h>
 
@@ -27,41 +28,64 @@ static int count_alike(alike *found, size_t *n_found, uint64_t residual) {
     return found[i].n++;
 }
 
-/* What a step takes beside its reducer's own where a tagc_model asks for rows: direct has one, and one of sums if these are sent back; where
- * it sends whole values it has the gradient, whose place the sums take. */
-static uint64_t fed_bytes(const tagc_reducer_options *part, int world_size) {
-    uint64_t row = tagc_aligned(part->n_elems / (uint64_t)world_size * sizeof(float));
-    if (!tagc_reducer_options_are_whole(part)) return (part->output == TAGC_OUTPUT_SHARD ? 1 : 2) * row;
-    return part->n_elems * sizeof(float);
+/* What steps take: of the unit so far, of the unit that takes most, and of all. */
+typedef struct taken {
+    uint64_t unit, most, total;
+} taken;
+
+static void take(taken *t, int is_new_unit, uint64_t n_bytes) {
+    t->unit = (is_new_unit ? 0 : t->unit) + n_bytes;
+    t->total += n_bytes;
+    if (t->unit > t->most) t->most = t->unit;
+}
+
+/* The reducer that adds a part up within a host. */
+static void within_host(const tagc_reducer_options *part, int n_places, int n_bytes,
+                        tagc_reducer_options *host) {
+    tagc_reducer_options_init(host);
+    tagc_reducer_options_send_whole(host, n_bytes == 2 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32);
+    host->gradient = n_bytes == 2 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
+    host->n_elems = part->n_elems * (uint64_t)n_places;
 }
 
 static tagc_status add_needs(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
-                             int world_size, int is_fed, alike *found, tagc_host_memory *out) {
-    uint64_t spares = 0, most = 0, total = 0, work = 0;
+                             int world_size, int n_places, int n_bytes, alike *found, tagc_host_memory *out) {
+    tagc_feeding feeding = n_places == 0 ? TAGC_FED_NOT : TAGC_FED;
+    taken between = {0}, within = {0};
+    uint64_t spares = 0;
     size_t n_found = 0;
     for (size_t i = 0; i < n; i++) {
         tagc_exchange_memory memory;
-        TAGC_TRY(tagc_reducer_memory(&parts[i], world_size, 0, &memory));
+        int is_new_unit = i == 0 || units[i] != units[i - 1];
+        TAGC_TRY(tagc_reducer_fed_memory(&parts[i], world_size, 0, feeding, &memory));
         int n_before = count_alike(found, &n_found, memory.residual);
-        if (n_before > 0) TAGC_TRY(tagc_reducer_memory(&parts[i], world_size, n_before, &memory));
+        if (n_before > 0)
+            TAGC_TRY(tagc_reducer_fed_memory(&parts[i], world_size, n_before, feeding, &memory));
         out->residual += memory.residual;
         out->buffers += memory.buffers;
         spares += memory.spare;
-        if (is_fed) memory.work += fed_bytes(&parts[i], world_size);
-        total += memory.work;
-        work = i > 0 && units[i] == units[i - 1] ? work + memory.work : memory.work;
-        if (work > most) most = work;
+        take(&between, is_new_unit, memory.work);
+        if (n_places < 2) continue;
+        tagc_reducer_options host;
+        within_host(&parts[i], n_places, n_bytes, &host);
+        TAGC_TRY(tagc_reducer_fed_memory(&host, n_places, 0, TAGC_FED_WITHIN, &memory));
+        out->buffers += memory.buffers;
+        take(&within, is_new_unit, memory.work);
     }
-    out->transient = spares + tagc_work_capacity(most, total);
+    int kind = n_places < 2 ? TAGC_WORK_REDUCE : TAGC_WORK_PLACE;
+    out->transient = spares + tagc_work_capacity(kind, between.most, between.total) +
+                     tagc_work_capacity(TAGC_WORK_HOST_SUM, within.most, within.total);
+    if (n_places > 1 && n > 0 && parts[0].output == TAGC_OUTPUT_UNIT)
+        out->transient += (1 + (uint64_t)n_places) * TAGC_SPREAD_BYTES;
     return TAGC_OK;
 }
 
 tagc_status tagc_plan_host_memory(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
-                                  int world_size, int is_fed, tagc_host_memory *out) {
+                                  int world_size, int n_places, int n_bytes, tagc_host_memory *out) {
     *out = (tagc_host_memory){0};
     alike *found = calloc(n + 1, sizeof *found);
     if (!found) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a plan of %zu reducers", n);
-    tagc_status status = add_needs(parts, units, n, world_size, is_fed, found, out);
+    tagc_status status = add_needs(parts, units, n, world_size, n_places, n_bytes, found, out);
     free(found);
     return status;
 }
@@ -166,20 +190,12 @@ static uint64_t larger(uint64_t a, uint64_t b) {
     return a > b ? a : b;
 }
 
-/* DDP's buckets go by tagc_model where each rank is a host. */
-static int is_fed(const deployment *d) {
-    return d->is_ddp && d->inside == 1;
-}
-
 /* Raises what tagc takes to that of a level. */
 static tagc_status add_level(const work_memory *m, int n_units, const deployment *d, int level,
                              tagc_codec_place codec, tagc_memory_row *row) {
     size_t n = 0;
-    uint64_t packed = 0;
     for (int i = 0; i < n_units; i++) {
         size_t n_parts = list_parts(&m->units[i], d, level, (uint32_t)i, m->parts + n);
-        if (!is_fed(d))
-            packed = larger(packed, tagc_plan_packed(m->parts + n, n_parts, d->ranks, d->is_ddp, 4));
         for (size_t k = 0; k < n_parts; k++) m->of_unit[n++] = (uint32_t)i;
     }
     if (codec == TAGC_CODEC_ON_DEVICE) {
@@ -191,9 +207,9 @@ static tagc_status add_level(const work_memory *m, int n_units, const deployment
         row->pinned = larger(row->pinned, held.pinned);
     } else {
         tagc_host_memory needs;
-        TAGC_TRY(tagc_plan_host_memory(m->parts, m->of_unit, n, d->ranks, is_fed(d), &needs));
+        TAGC_TRY(tagc_plan_host_memory(m->parts, m->of_unit, n, d->ranks, d->inside, 4, &needs));
         row->residual = larger(row->residual, needs.residual);
-        row->buffers = larger(row->buffers, needs.buffers + needs.transient + packed);
+        row->buffers = larger(row->buffers, needs.buffers + needs.transient);
         row->pinned = larger(row->pinned, tagc_plan_pinned(m->parts, m->of_unit, n, d->ranks, 4));
     }
     return TAGC_OK;

@@ -17,10 +17,11 @@ typedef struct tagc_host_memory {
     uint64_t transient; /* of the exchange under way */
 } tagc_host_memory;
 
-/* parts (n): options of the reducers; units (n): the unit of each, those of a unit one after the other. is_fed: whether they are those of
- * a tagc_model. TAGC_ERR_ARGUMENT if there is no such reducer. */
+/* parts (n): options of the reducers, between hosts; units (n): the unit of each, those of a unit one after the other. n_places: ranks of
+ * each host, if they are those of a tagc_model; else 0. n_bytes: of a value of the gradient, 2 or 4. TAGC_ERR_ARGUMENT if there is no such
+ * reducer. */
 TAGC_API tagc_status tagc_plan_host_memory(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
-                                           int world_size, int is_fed, tagc_host_memory *out);
+                                           int world_size, int n_places, int n_bytes, tagc_host_memory *out);
 
 /* Bytes in which an exchange packs gradients of n_bytes per value, 2 or 4, and their sums, as Unit.reduce() of tagc.torch does:
  * the largest part stays in the gradient itself, and sums take the place of gradients. Dense parts are read as fp32, and their

@@ -187,7 +187,7 @@ class ModelOptions(Structure):
         ("paper", c_void_p), ("cut", c_int), ("block", c_int), ("result_format", c_int),
         ("result_sparsity", c_double), ("follows", c_void_p), ("numbers", POINTER(c_uint32)),
         ("tag", c_uint64), ("rests", c_uint64), ("name", c_char_p), ("summed", c_uint64),
-        ("apart", POINTER(c_uint32)), ("ranges", POINTER(c_uint64)),
+        ("apart", POINTER(c_uint32)), ("ranges", POINTER(c_uint64)), ("within_format", c_int),
     ]
 
 

@@ -169,11 +169,12 @@ def _listed(units: Sequence[_Parts]) -> tuple[Any, Any, int]:
     return options_of(parts), (c_uint32 * len(parts))(*numbers), len(parts)
 
 
-def host_memory(units: Sequence[_Parts], world_size: int, is_fed: bool = False) -> HostMemory:
-    """Returns the bytes that the reducers of a model take on each of world_size ranks. is_fed: whether they
-    are those of a tagc_model, which packs nothing."""
+def host_memory(units: Sequence[_Parts], world_size: int, n_places: int = 0, n_bytes: int = 4) -> HostMemory:
+    """Returns the bytes that the reducers of a model take on each of world_size ranks, that exchange.
+    n_places: ranks of each host, if they are those of a tagc_model, which packs nothing; else 0. n_bytes: of
+    a value of the gradient, 2 or 4."""
     found = HostMemory()
-    status = _load().tagc_plan_host_memory(*_listed(units), world_size, is_fed, byref(found))
+    status = _load().tagc_plan_host_memory(*_listed(units), world_size, n_places, n_bytes, byref(found))
     _check(status, f"no reducer has options that are among these: {units}")
     return found
 

@@ -57,6 +57,14 @@ static void test_as_much_as_the_largest_unit(void **state) {
     destroy_comm(comm);
 }
 
+/* Ranks of a host share its memory. */
+static void test_no_more_than_the_largest_unit(void **state) {
+    (void)state;
+    static const int kinds[] = {TAGC_WORK_HOST_SUM, TAGC_WORK_PLACE, TAGC_WORK_SPREAD};
+    for (int i = 0; i < 3; i++) assert_int_equal(tagc_work_capacity(kinds[i], 7 * MB, 90 * MB), 7 * MB);
+    assert_int_equal(tagc_work_capacity(TAGC_WORK_GATHER, 7 * MB, 90 * MB), 7 * MB + TAGC_MORE_WORK_BYTES);
+}
+
 /* A step that needs little does not overtake one that waits for much. */
 static void test_steps_take_their_memory_in_order(void **state) {
     (void)state;
@@ -188,6 +196,7 @@ static void test_more_steps_than_have_room(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_as_much_as_the_largest_unit),
+                                       cmocka_unit_test(test_no_more_than_the_largest_unit),
                                        cmocka_unit_test(test_steps_take_their_memory_in_order),
                                        cmocka_unit_test(test_memory_under_way_stays),
                                        cmocka_unit_test(test_no_memory),

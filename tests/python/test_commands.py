@@ -184,10 +184,10 @@ def test_classes_are_those_of_compress(capsys):
         ]
         for unit in n_layer * [of] + 2 * [{"compressed": 32_000 * width}]
     ]
-    needs, packed = planner.host_memory(units, 4), [planner.packed_bytes(unit, 4, False) for unit in units]
+    needs = planner.host_memory(units, 4, 1)
     made = planned(capsys, "--params", "1b", "--codec-ns", 1, "--codec", "host")["memory"]
     assert made[1]["name"] == "FSDP2, tagc, each rank by itself"
-    assert made[1]["buffers"] == needs.buffers + needs.transient + max(packed)
+    assert made[1]["buffers"] == needs.buffers + needs.transient
 
 
 def test_large_numbers_have_no_exponents(capsys):

@@ -206,7 +206,10 @@ def bytes_between_hosts(rank, world_size):
             bits = 8 * before[2] * world_size / (hosts - 1) / stats["n_gathered"]
             assert stats["gather_bits"] == pytest.approx(bits)
             gathers = n_others * sum(4 * hosts * n + 2 * 64 for n in given)
-            sums = n_others * sum(4 * hosts * n + 64 for n in shards)
+            # each part's sum ends with a header, and each unit's with what the ranks of the host say of it
+            models = [unit.model for unit in handle.state.units.values()]
+            n_parts = sum(len(model.layout.parts) for model in models)
+            sums = n_others * (4 * hosts * sum(shards) + 64 * n_parts + 8 * len(models))
             assert stats["bytes_within"] == gathers + sums, (stats["bytes_within"], gathers, sums)
 
 

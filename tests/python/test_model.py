@@ -116,13 +116,14 @@ class New:
     """model.UnitModel with a schedule."""
 
     def __init__(self, comm, parameters, lay_out, options, is_fresh, dtype, op, rests):
-        from tagc.torch.exchange.model import UnitModel
+        from tagc.torch.exchange.model import Levels, UnitModel
         from tagc.torch.exchange.unit import kind_of
 
         self.schedule, self.wrapper = side(parameters, comm.world_size, options, is_fresh)
         self.comm, self._lay_out, self._seen = comm, lay_out, self.wrapper.parameters()
         kind, self._factor = kind_of(op, comm.world_size)
-        self._model = UnitModel("unit", comm, lay_out(self._seen), dtype, kind, self.schedule, rests)
+        levels, layout = Levels(None, comm), lay_out(self._seen)
+        self._model = UnitModel("unit", levels, layout, dtype, kind, self.schedule, rests)
 
     def reduce(self, source, target, _op, step, _rests):
         if self._seen != self.wrapper.parameters():
@@ -209,9 +210,129 @@ def compare(rank, world_size, seed):
     comm.close()
 
 
+# ---- hosts of several ranks ----
+
+
+def levels_of(rank, world_size, per_host):
+    """Returns (hosts, connections within this host and between hosts)."""
+    from tagc.torch.exchange.comm import Comm
+    from tagc.torch.exchange.hosts import Hosts
+
+    n_hosts = world_size // per_host
+    withins = [[h * per_host + place for place in range(per_host)] for h in range(n_hosts)]
+    betweens = [[h * per_host + place for h in range(n_hosts)] for place in range(per_host)]
+    groups = [dist.new_group(one) for one in withins + betweens]
+    within, between = groups[rank // per_host], groups[n_hosts + rank % per_host]
+    hosts = Hosts(between, within, rank, n_hosts, per_host, is_on_one_host=False)
+    comms = Comm(within, 60), Comm(between, 60)
+    comms[1].place = hosts.place
+    return hosts, *comms
+
+
+class OldOfHosts(Old):
+    """A sum within the host in Python (exchange/rows.py), and a Unit of what a place exchanges."""
+
+    def __init__(self, hosts, within, between, *others):
+        super().__init__(between, *others)
+        self._hosts, self._within = hosts, within
+
+    def reduce(self, source, target, op, step, rests):
+        from tagc.torch.exchange.rows import Rows
+        from tagc.torch.exchange.slices import Slice
+
+        layout, about = self._lay_out(self.wrapper.parameters()), (self._hosts, self._within, source.clone())
+        if target.numel() < source.numel():
+            rows = Rows(*about, op, "unit", 60)
+            rows.add_up()
+            return super().reduce(rows.sums, target, rows.op_between, step, rests)
+        slices = Slice(*about, target, op, layout, "unit", 60)
+        slices.add_up()
+        found = super().reduce(slices.sums, slices.result, slices.op_between, step, rests)
+        slices.spread()
+        return found
+
+
+class NewOfHosts(New):
+    def __init__(self, hosts, within, between, parameters, lay_out, options, is_fresh, dtype, op):
+        from tagc.torch.exchange.model import Levels, UnitModel
+        from tagc.torch.exchange.unit import kind_of
+
+        levels = Levels(within, between)
+        self.schedule, self.wrapper = side(parameters, levels.world_size, options, is_fresh)
+        self.comm, self._lay_out, self._seen = between, lay_out, self.wrapper.parameters()
+        kind, self._factor = kind_of(op, levels.world_size)
+        layout = lay_out(self._seen)
+        n_owners = hosts.per_host if layout.all_reduce else levels.world_size
+        held = range(hosts.place, n_owners, hosts.per_host)
+        self._model = UnitModel("unit", levels, layout, dtype, kind, self.schedule, False, held)
+
+
+def compare_of_hosts(levels, rank, world_size, seed):
+    """Where ranks of a host add up two values, which has one order. In 16 bits their mean is rounded once."""
+    from tagc.torch.exchange import layout as layouts
+
+    hosts, within, between = levels
+    draw = random.Random(seed)
+    parameters = some_parameters(draw, world_size)
+    dtype = draw.choice((torch.float32, torch.bfloat16, torch.float16))
+    is_shard = draw.random() < 0.6
+    ops = [dist.ReduceOp.AVG, dist.ReduceOp.AVG, dist.ReduceOp.SUM]
+    op = draw.choice([*ops, dist._make_nccl_premul_sum(0.3)] if dtype == torch.float32 else ops[:2])
+    options = draw.choice(
+        (
+            {"sparsity": 0.9, "residual": "int4"},
+            {"sparsity": draw.choice((0, 0.5, 0.97))},
+            {"sparsity": 0, "values": draw.choice(("int8", "int4", "bf16"))},
+            {"sparsity": 0.9, "mild": "dense", "residual": "fp32"},
+        )
+    )
+
+    def lay_out(parameters, n_rows=0):
+        if is_shard:
+            return layouts.chunked(parameters, world_size, n_rows)
+        if n_rows:
+            return layouts.sliced(parameters, hosts.n_hosts, hosts.per_host)
+        return layouts.bucket(parameters, world_size)
+
+    about = parameters, lambda found: lay_out(found, hosts.n_hosts), options, False
+    old = OldOfHosts(hosts, within, between, *about)
+    new = NewOfHosts(hosts, within, between, parameters, lay_out, options, False, dtype, op)
+    about = seed, options, dtype, op, is_shard
+    for step in range(1, 7):
+        layout = lay_out(parameters)
+        source = gradient(layout, 1000 * seed + 10 * step + rank, dtype)
+        n_output = layout.n_elems if layout.all_reduce else layout.row
+        outputs, bytes_sent = [], []
+        for one in (old, new):
+            before, target = sent(between), torch.full((n_output,), 7, dtype=dtype)
+            one.reduce(source.clone(), target, op, step, False)
+            bytes_sent.append({leg: n - before[leg] for leg, n in sent(between).items()})
+            outputs.append(target)
+        assert torch.equal(*(each.view(torch.int8) for each in outputs)), (about, step)
+        if options.get("mild") != "dense":  # a model makes one part of all that is
+            assert bytes_sent[0] == bytes_sent[1], (about, step, bytes_sent)
+        held, found = old.residuals(), new.residuals()
+        assert {name for name, values in held.items() if values.any()} <= found.keys(), about
+        for name, values in found.items():
+            own = held[name].float() if name in held else torch.zeros(0)
+            assert torch.equal(own, values.float()), (about, step, name)
+    old.close()
+    new.close()
+
+
+def random_cases_of_hosts(rank, world_size):
+    levels = levels_of(rank, world_size, 2)
+    for seed in range(24):
+        compare_of_hosts(levels, rank, world_size, 1000 + seed)
+
+
 def random_cases(rank, world_size):
     for seed in range(16):
         compare(rank, world_size, 100 * world_size + seed)
+
+
+def test_same_bits_of_hosts():
+    ranks.run_each([random_cases_of_hosts], 4)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])

@@ -263,15 +263,15 @@ def precisions(rank, world_size, hosts=2):
                 found[1][name], expected, rtol=tolerance, atol=tolerance * scale, msg=name
             )
         n = handle.stats()["n_elems"]
-        size = torch.finfo(reduce).bits // 8
+        size = 2 if reduce == torch.bfloat16 else 4  # within hosts; fp16 is added up in fp32
         assert (
             handle.stats()["bytes_within"] - n * size * (world_size // hosts - 1) * hosts // world_size < 1000
         )
 
 
 def scaled(rank, world_size, hosts=2):
-    """Residuals follow the loss scale. A gradient that is not finite leaves them as they are where it would
-    be exchanged, and the next one goes on."""
+    """Residuals follow the loss scale. A gradient that is not finite leaves them as they are on all ranks,
+    and the next one goes on."""
     import tagc.torch as tagc
 
     options = dict(sparsity=0.75, values="fp32", layers="all", hosts=hosts, verbose=False)
@@ -287,15 +287,13 @@ def scaled(rank, world_size, hosts=2):
                 assert torch.equal(gradient / scale, expected[name.removeprefix("of.")]), (name, step)
         before, last = held(handle, hosts), given_gradients(rank, 3, 0.5)
         if rank == 1:
-            last["one"][0] = float("inf")  # of the rows that ranks 0 and 2 exchange
+            last["one"][0] = float("inf")
         model.zero_grad()
         model(last).backward()
         assert not gradients(model)["of.one"].isfinite().all()
-        assert handle.stats()["n_nonfinite"] == (rank % 2 == 0), handle.stats()
+        assert handle.stats()["n_nonfinite"] == 1, handle.stats()
         after = held(handle, hosts)
-        for name, values in after.items():
-            was, now = (rows_of(one[0], world_size) for one in (before[name], values))
-            assert torch.equal(was[::2], now[::2]) and not torch.equal(was[1::2], now[1::2]), name
+        assert all(torch.equal(before[name], values) for name, values in after.items())
         model.zero_grad()
         model(given_gradients(rank, 4, 0.5)).backward()
         assert all(gradient.isfinite().all() for gradient in gradients(model).values())
@@ -327,7 +325,7 @@ def counted(rank, world_size, hosts=2):
         assert two["dense_bytes"] == 4 * n // per_host * (hosts - 1) // hosts
         assert flat["bytes_within"] == 0
         within = 4 * n * (per_host - 1) // per_host
-        assert within < two["bytes_within"] <= within + 64 * (per_host - 1)
+        assert within < two["bytes_within"] <= within + 136 * (per_host - 1), two
         if options["values"] == "fp32":
             assert two["bytes_by_leg"]["values"] == two["dense_bytes"]
             assert flat["bytes_by_leg"]["values"] == 4 * n * (world_size - 1) // world_size

@@ -293,9 +293,36 @@ static void words_body(member *m) {
     drop(&u);
 }
 
+/* Whoever differs, ranks of other hosts and places hear of it. */
+static void words_of_hosts_body(member *m) {
+    shape_of_model s;
+    own_unit u;
+    make_one(m, &s, &u, TAGC_OUTPUT_UNIT, 0);
+    for (int odd = 0; u.model && odd < m->w->n_hosts * m->w->n_places && !m->failure[0]; odd++) {
+        uint64_t word = 7 + (uint64_t)(m->rank == odd);
+        EXPECT(m, tagc_model_ask(u.model, 0, word) == TAGC_ERR_MISMATCH);
+        EXPECT(m, tagc_model_ask(u.model, 0, 7) == TAGC_OK);
+        fill(&u, &s, m->rank, odd);
+        EXPECT(m, tagc_model_set_word(u.model, 0, word) == TAGC_OK);
+        EXPECT(m, tagc_model_begin(u.model, 0, u.pieces, u.n, u.pieces, u.n) == TAGC_OK);
+        EXPECT(m, tagc_model_end(u.model, 0, NULL) == TAGC_ERR_MISMATCH);
+        EXPECT(m, tagc_model_set_word(u.model, 0, 7) == TAGC_OK);
+        if (m->rank == odd)
+            EXPECT(m, tagc_model_begin_failed(u.model, 0, TAGC_ERR_IO, "no gradient today") == TAGC_OK);
+        else
+            EXPECT(m, tagc_model_begin(u.model, 0, u.pieces, u.n, u.pieces, u.n) == TAGC_OK);
+        EXPECT(m, tagc_model_end(u.model, 0, NULL) == TAGC_ERR_IO);
+        EXPECT(m, (m->rank == odd) == (strstr(tagc_last_error(), "rank") == NULL));
+        EXPECT(m, tagc_model_begin(u.model, 0, u.pieces, u.n, u.pieces, u.n) == TAGC_OK);
+        EXPECT(m, tagc_model_end(u.model, 0, NULL) == TAGC_OK);
+    }
+    drop(&u);
+}
+
 static void a_word_and_a_rank_that_fails(void **state) {
     (void)state;
     run_world(3, 1, words_body, NULL);
+    run_world(2, 2, words_of_hosts_body, NULL);
 }
 
 static void parts_body(member *m) {

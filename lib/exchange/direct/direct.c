@@ -22,7 +22,8 @@ uint64_t tagc_direct_residual_elems(const tagc_reducer_options *options) {
 }
 
 void tagc_direct_fill_row(tagc_reducer *r, int owner) {
-    if (r->now.row && !r->now.gradient) r->feed->fill(r->feed->context, (size_t)owner, r->now.row);
+    if (r->now.row && !r->now.gradient)
+        r->feed->fill(r->feed->context, (size_t)owner, 0, r->shard, r->now.row);
 }
 
 float *tagc_direct_sums(const tagc_reducer *r) {

@@ -33,7 +33,7 @@ static void decode_sums(tagc_reducer *r) {
     const tagc_direct *d = tagc_direct_of(r);
     for (size_t row = 0; row < (size_t)r->world_size; row++) {
         run(r, TAGC_DECODE_SUMS, tagc_decode_sums_row(r, row, &d->bodies[row]));
-        if (r->now.row) r->feed->take(r->feed->context, row, r->now.row);
+        if (r->now.row) r->feed->take(r->feed->context, row, 0, r->shard, r->now.row);
     }
 }
 

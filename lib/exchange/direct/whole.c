@@ -8,7 +8,8 @@
  * Sums are the same bits as on the path of fragments (direct.c), which ranks take together where one of them has its arrays on a
  * device, or a residual. The two share their rounds, so ranks that take different ones notice it at the first message.
  *
- * Memory of a step: | chunks in progress, in the formats of wire and output |: depth of them, the smaller of DEPTH and all. */
+ * Memory of a step: | chunks in progress, in the formats of wire and output |: depth of them, the smaller of DEPTH and all. A feed whose
+ * output is the shard writes its values where they are sent from, unless it lends them, and takes the sums, chunk by chunk. */
 #include "codec/bf16.h"
 #include "codec/elements.h"
 #include "core/clock.h"
@@ -21,10 +22,14 @@
 
 enum {
     DEPTH = 3,            /* chunks in progress: one being added, two on the wire */
+    HOST_DEPTH = 2,       /* within a host */
     CHUNK_ELEMS = 262144, /* 1 MiB of fp32: long enough for the wire, short enough for the cache */
     MIN_CHUNK_ELEMS = 4096,
-    PIECE_ELEMS = 4096,       /* elements of a piece: stays in the cache while all ranks' parts are added */
-    CHUNKS_AT_FULL_LENGTH = 8 /* with more ranks, chunks get shorter, so that the buffers do not grow */
+    PIECE_ELEMS = 4096,        /* elements of a piece: stays in the cache while all ranks' parts are added */
+    CHUNKS_AT_FULL_LENGTH = 8, /* with more ranks, chunks get shorter, so that the buffers do not grow */
+    /* Within a host, where waits are short, chunks are, too, so that the buffers are smaller than the unit. */
+    HOST_CHUNK_ELEMS = 65536,
+    HOST_CHUNKS = 32
 };
 enum {
     ROUND_IN = TAGC_ROUND_HEADERS,
@@ -34,12 +39,14 @@ enum {
 
 typedef struct whole {
     size_t chunk;         /* elements of a shard that travel at a time */
+    size_t depth;         /* of chunks in progress, if there are as many */
     size_t n_added;       /* chunks, in the step under way */
-    tagc_message *moving; /* (DEPTH, 2): in, and out where sums are sent back */
-    char *sent;           /* (depth, W, chunk) in the wire's format, unless the gradient is in it */
-    char *arrived;        /* (depth, W, chunk) as well */
-    uint16_t *sums_sent;  /* (depth, chunk) bf16 wire and sums sent back */
-    uint16_t *sums;       /* (depth, W, chunk) as well */
+    tagc_message *moving; /* (depth, 2): in, and out where sums are sent back */
+    char *sent;    /* (depth, W, chunk) in the wire's format, unless there is a gradient that is in it */
+    char *arrived; /* (depth, W, chunk) as well */
+    uint16_t *sums_sent; /* (depth, chunk) bf16 wire and sums sent back */
+    uint16_t *sums;      /* (depth, W, chunk) as well */
+    float *added;        /* (chunk) sums that the feed takes */
 } whole;
 
 static whole *of(const tagc_reducer *r) {
@@ -59,8 +66,18 @@ static int is_converted(const tagc_reducer *r) {
     return r->options.gradient != r->options.format;
 }
 
+/* 1: the values are asked for, chunk by chunk, unless the feed lends them. */
+static int is_fed(const tagc_reducer *r) {
+    return r->feed && !tagc_direct_has_results(r);
+}
+
+/* 0: this rank has failed. What it sends and adds up does not matter then. */
+static int has_values(const tagc_reducer *r) {
+    return r->now.gradient || !r->feed->lends;
+}
+
 static tagc_message *in_of(const tagc_reducer *r, size_t c) {
-    return &of(r)->moving[c % DEPTH * 2];
+    return &of(r)->moving[c % of(r)->depth * 2];
 }
 
 /* Of a shard. */
@@ -84,22 +101,29 @@ static void place(tagc_reducer *r, tagc_arena *arena) {
     size_t n_ranks = (size_t)r->world_size;
     w->chunk = CHUNK_ELEMS;
     if (n_ranks > CHUNKS_AT_FULL_LENGTH) w->chunk = CHUNK_ELEMS / n_ranks * CHUNKS_AT_FULL_LENGTH;
+    w->depth = DEPTH;
+    if (r->feed && r->feed->work == TAGC_WORK_HOST_SUM) {
+        w->depth = HOST_DEPTH;
+        if (w->chunk > HOST_CHUNK_ELEMS) w->chunk = HOST_CHUNK_ELEMS;
+        if (w->chunk > r->shard / HOST_CHUNKS) w->chunk = r->shard / HOST_CHUNKS;
+    }
     if (w->chunk < MIN_CHUNK_ELEMS) w->chunk = MIN_CHUNK_ELEMS;
     if (w->chunk > r->shard) w->chunk = r->shard;
 
-    tagc_messages_place(r, arena, &(tagc_room){2 * DEPTH, r->world_size - 1}, 1);
+    tagc_messages_place(r, arena, &(tagc_room){2 * (int)w->depth, r->world_size - 1}, 1);
     w->moving = r->messages;
 }
 
 static void place_work(tagc_reducer *r, tagc_arena *arena) {
     whole *w = of(r);
-    size_t depth = n_chunks(r) < DEPTH ? n_chunks(r) : DEPTH;
+    size_t depth = n_chunks(r) < w->depth ? n_chunks(r) : w->depth;
     size_t n_values = depth * (size_t)r->world_size * w->chunk, width = wire_bytes(r);
     int has_half_sums = is_half(r) && tagc_direct_has_results(r);
     w->arrived = tagc_arena_take(arena, n_values, width);
-    w->sent = tagc_arena_take(arena, is_converted(r) ? n_values : 0, width);
+    w->sent = tagc_arena_take(arena, is_converted(r) || (is_fed(r) && !r->feed->lends) ? n_values : 0, width);
     w->sums_sent = tagc_arena_take(arena, has_half_sums ? depth * w->chunk : 0, sizeof *w->sums_sent);
     w->sums = tagc_arena_take(arena, has_half_sums ? n_values : 0, sizeof *w->sums);
+    w->added = tagc_arena_take(arena, is_fed(r) ? w->chunk : 0, sizeof *w->added);
 }
 
 /* ---- one chunk, piece by piece, on the threads of the pool: elements are independent, so their number changes no result ---- */
@@ -138,7 +162,7 @@ static void convert_work(void *arg, int index, int n_threads) {
     const chunk_work *w = arg;
     const tagc_reducer *r = w->r;
     const whole *d = of(r);
-    size_t n_ranks = (size_t)r->world_size, buffer = w->c % DEPTH, n = chunk_elems(r, w->c);
+    size_t n_ranks = (size_t)r->world_size, buffer = w->c % of(w->r)->depth, n = chunk_elems(r, w->c);
     for (size_t q = 0; q < n_ranks; q++) {
         size_t first = chunk_begin(r, q, w->c);
         char *to = d->sent + (buffer * n_ranks + q) * d->chunk * wire_bytes(r);
@@ -152,32 +176,77 @@ static void convert_work(void *arg, int index, int n_threads) {
     }
 }
 
-/* Sends contributions to chunk c: straight from the gradient, or converted first. */
+/* Values [first, first + n) of row q, in the wire's format. */
+static void ask(const tagc_reducer *r, size_t q, size_t first, size_t n, char *to) {
+    _Alignas(float) char given[PIECE_ELEMS * sizeof(float)];
+    if (!is_converted(r)) {
+        r->feed->fill(r->feed->context, q, first, n, to);
+        return;
+    }
+    for (size_t at = 0; at < n; at += PIECE_ELEMS) {
+        size_t n_piece = piece_elems(n, at);
+        r->feed->fill(r->feed->context, q, first + at, n_piece, given);
+        if (is_half(r))
+            tagc_bf16_narrow((float *)(void *)given, (uint16_t *)(void *)to + at, n_piece);
+        else
+            tagc_bf16_widen((uint16_t *)(void *)given, (float *)(void *)to + at, n_piece);
+    }
+}
+
+/* The own ones, too. */
+static void ask_all(tagc_reducer *r, size_t c) {
+    const whole *d = of(r);
+    size_t n_ranks = (size_t)r->world_size, buffer = c % of(r)->depth;
+    for (size_t q = 0; q < n_ranks && r->now.failure == TAGC_OK; q++)
+        ask(r, q, c * d->chunk, chunk_elems(r, c),
+            d->sent + (buffer * n_ranks + q) * d->chunk * wire_bytes(r));
+}
+
+/* Sends contributions to chunk c: straight from the gradient, or written or converted first. */
 static void post_in(tagc_reducer *r, size_t c) {
     const whole *d = of(r);
     size_t n = chunk_elems(r, c), n_ranks = (size_t)r->world_size, width = wire_bytes(r);
-    size_t buffer = c % DEPTH * n_ranks * d->chunk * width;
+    size_t buffer = c % of(r)->depth * n_ranks * d->chunk * width;
     tagc_message *message = &in_of(r, c)[0];
-    int converts = is_converted(r);
+    int asks = !r->now.gradient && has_values(r), converts = asks || (is_converted(r) && has_values(r));
     double start_s = tagc_clock_s();
     chunk_work w = {.r = r, .c = c};
     tagc_message_clear(message);
     message->round_bytes = n * width;
-    if (converts) tagc_pool_run(r->pool, convert_work, &w);
+    if (asks)
+        ask_all(r, c);
+    else if (converts)
+        tagc_pool_run(r->pool, convert_work, &w);
     for (size_t q = 0; q < n_ranks; q++) {
         if ((int)q == r->rank) continue;
-        size_t at = converts ? q * d->chunk : chunk_begin(r, q, c);
+        size_t at = !has_values(r) ? 0 : converts ? q * d->chunk : chunk_begin(r, q, c);
         tagc_message_to(message, (int)q, n * width, at * width);
         tagc_message_from(message, (int)q, n * width, q * d->chunk * width);
     }
     if (converts) tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
-    tagc_message_post(r, message, ROUND_IN, TAGC_LEG_VALUES,
-                      converts ? (const void *)(d->sent + buffer) : r->now.gradient, d->arrived + buffer);
+    const void *from = converts ? (const void *)(d->sent + buffer) : r->now.gradient;
+    tagc_message_post(r, message, ROUND_IN, TAGC_LEG_VALUES, has_values(r) ? from : d->added,
+                      d->arrived + buffer);
+}
+
+/* Those which a feed has written. */
+static void read_sent(const chunk_work *w, size_t at, float *to, size_t n) {
+    const tagc_reducer *r = w->r;
+    const whole *d = of(r);
+    at += (w->c % of(w->r)->depth * (size_t)r->world_size + (size_t)r->rank) * d->chunk;
+    if (is_half(r))
+        tagc_bf16_widen((const uint16_t *)(const void *)d->sent + at, to, n);
+    else
+        memcpy(to, (const float *)(const void *)d->sent + at, n * sizeof *to);
 }
 
 /* The own values: as others got theirs, or where sums are sent back, unrounded. The sums may take their place. */
 static void read_own(const chunk_work *w, size_t at, float *to, size_t n) {
     const tagc_reducer *r = w->r;
+    if (!r->now.gradient) {
+        read_sent(w, at, to, n);
+        return;
+    }
     size_t first = chunk_begin(r, (size_t)r->rank, w->c) + at;
     read_gradient(r, first, to, n);
     if (!is_half(r) || tagc_direct_has_results(r)) return;
@@ -189,7 +258,7 @@ static void read_own(const chunk_work *w, size_t at, float *to, size_t n) {
 static void add_piece(const chunk_work *w, size_t at, size_t n) {
     const tagc_reducer *r = w->r;
     const whole *d = of(r);
-    size_t n_ranks = (size_t)r->world_size, buffer = w->c % DEPTH * n_ranks * d->chunk;
+    size_t n_ranks = (size_t)r->world_size, buffer = w->c % of(w->r)->depth * n_ranks * d->chunk;
     float widened[PIECE_ELEMS], own[PIECE_ELEMS], *out = w->out + at;
     int divides_first = is_divided_first(r);
     read_own(w, at, own, n);
@@ -227,7 +296,7 @@ static void round_sums_work(void *arg, int index, int n_threads) {
     const chunk_work *w = arg;
     const whole *d = of(w->r);
     size_t n = chunk_elems(w->r, w->c);
-    uint16_t *halves = d->sums_sent + w->c % DEPTH * d->chunk;
+    uint16_t *halves = d->sums_sent + w->c % of(w->r)->depth * d->chunk;
     for (size_t at = (size_t)index * PIECE_ELEMS; at < n; at += (size_t)n_threads * PIECE_ELEMS) {
         size_t n_piece = piece_elems(n, at);
         tagc_bf16_narrow(w->out + at, halves + at, n_piece);
@@ -242,7 +311,7 @@ static void widen_sums_work(void *arg, int index, int n_threads) {
     const chunk_work *w = arg;
     const tagc_reducer *r = w->r;
     const whole *d = of(r);
-    size_t n_ranks = (size_t)r->world_size, buffer = w->c % DEPTH, n = chunk_elems(r, w->c);
+    size_t n_ranks = (size_t)r->world_size, buffer = w->c % of(w->r)->depth, n = chunk_elems(r, w->c);
     for (size_t q = 0; q < n_ranks; q++) {
         if ((int)q == r->rank) continue;
         float *to = r->now.output + chunk_begin(r, q, w->c);
@@ -265,7 +334,8 @@ static void run(tagc_reducer *r, void (*work)(void *arg, int index, int n_thread
 /* Sends the sums of chunk c to all ranks. */
 static void post_out(tagc_reducer *r, size_t c, float *out) {
     const whole *d = of(r);
-    size_t n = chunk_elems(r, c), buffer = c % DEPTH, n_ranks = (size_t)r->world_size, width = wire_bytes(r);
+    size_t n = chunk_elems(r, c), buffer = c % of(r)->depth, n_ranks = (size_t)r->world_size,
+           width = wire_bytes(r);
     tagc_message *message = &in_of(r, c)[1];
     int is_bf16 = is_half(r);
     tagc_message_clear(message);
@@ -293,7 +363,7 @@ static void finish_out(tagc_reducer *r, size_t c) {
 static tagc_status finish(tagc_reducer *r) {
     size_t n = n_chunks(r);
     int has_results = tagc_direct_has_results(r);
-    for (size_t c = n > DEPTH ? n - DEPTH : 0; has_results && c < n; c++) finish_out(r, c);
+    for (size_t c = n > of(r)->depth ? n - of(r)->depth : 0; has_results && c < n; c++) finish_out(r, c);
     r->now.stats.n_sent = r->now.stats.n_union = r->options.n_elems;
     if (has_results) r->now.stats.n_returned = r->options.n_elems;
     return tagc_direct_finish(r);
@@ -302,7 +372,7 @@ static tagc_status finish(tagc_reducer *r) {
 /* The lowest and the highest round in which the action that adds chunk c may post. */
 static int low_of(const tagc_reducer *r, size_t c) {
     int after = tagc_direct_has_results(r) ? ROUND_OUT : ROUND_AGREEMENT;
-    return c + DEPTH < n_chunks(r) ? ROUND_IN : after;
+    return c + of(r)->depth < n_chunks(r) ? ROUND_IN : after;
 }
 
 static int high_of(const tagc_reducer *r, size_t c) {
@@ -322,6 +392,7 @@ static void go_on(tagc_reducer *r) {
 }
 
 static float *sums_of(const tagc_reducer *r, size_t c) {
+    if (is_fed(r)) return of(r)->added;
     return r->now.output + chunk_begin(r, tagc_direct_has_results(r) ? (size_t)r->rank : 0, c);
 }
 
@@ -329,9 +400,9 @@ static float *sums_of(const tagc_reducer *r, size_t c) {
 static tagc_status send_on(tagc_reducer *r) {
     size_t c = of(r)->n_added++, n = n_chunks(r);
     int has_results = tagc_direct_has_results(r);
-    if (has_results && c >= DEPTH) finish_out(r, c - DEPTH);
+    if (has_results && c >= of(r)->depth) finish_out(r, c - of(r)->depth);
     if (has_results) post_out(r, c, sums_of(r, c));
-    if (c + DEPTH < n) post_in(r, c + DEPTH);
+    if (c + of(r)->depth < n) post_in(r, c + of(r)->depth);
     if (c + 1 == n) tagc_agree_begin(r, ROUND_AGREEMENT, 0);
     go_on(r);
     return TAGC_OK;
@@ -340,14 +411,16 @@ static tagc_status send_on(tagc_reducer *r) {
 static tagc_status add(tagc_reducer *r) {
     size_t c = of(r)->n_added;
     double start_s = tagc_clock_s();
-    run(r, add_work, c, sums_of(r, c));
+    if (has_values(r)) run(r, add_work, c, sums_of(r, c));
+    if (is_fed(r) && r->now.failure == TAGC_OK)
+        r->feed->take(r->feed->context, 0, c * of(r)->chunk, chunk_elems(r, c), of(r)->added);
     tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
     tagc_then(r, send_on, in_of(r, c) + 1, 1, low_of(r, c), high_of(r, c));
     return TAGC_OK;
 }
 
 static tagc_status post_first(tagc_reducer *r) {
-    for (size_t c = 0, n = n_chunks(r); c < n && c < DEPTH; c++) post_in(r, c);
+    for (size_t c = 0, n = n_chunks(r); c < n && c < of(r)->depth; c++) post_in(r, c);
     go_on(r);
     return TAGC_OK;
 }
@@ -362,7 +435,7 @@ static tagc_status volume(tagc_reducer *r, const tagc_volume_data *data, tagc_vo
     (void)data;
     size_t n_others = (size_t)r->world_size - 1, width = wire_bytes(r);
     out->chunk_elems = of(r)->chunk;
-    out->n_moving = DEPTH;
+    out->n_moving = (int)of(r)->depth;
     for (size_t c = 0, n = n_chunks(r); c < n; c++) {
         double n_bytes = (double)(n_others * chunk_elems(r, c) * width);
         tagc_volume_add(out, TAGC_LEG_VALUES, n_bytes);
@@ -376,6 +449,7 @@ const tagc_exchange_table tagc_exchange_whole = {
     .id = TAGC_EXCHANGE_DIRECT,
     .state_bytes = sizeof(whole),
     .overlap = TAGC_OVERLAP_ROWS,
+    .takes_chunks = 1,
     .residual_elems = tagc_direct_residual_elems,
     .place = place,
     .place_work = place_work,

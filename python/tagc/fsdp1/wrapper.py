@@ -91,8 +91,11 @@ class _Flat:
     def n_replicas(self) -> int:
         return 1 if self.replicas is None else self.replicas.size()
 
-    def layout(self, n_elems: int, hosts: Hosts, with_frozen: bool = False) -> layouts.Layout:
-        """Returns the layout of what is exchanged of a whole gradient of n_elems."""
+    def layout(
+        self, n_elems: int, hosts: Hosts, with_frozen: bool = False, is_whole: bool = False
+    ) -> layouts.Layout:
+        """Returns the layout of what is exchanged of a whole gradient of n_elems: all of it, or what the
+        ranks of this rank's place do."""
         world_size = self.group.size()
         if n_elems - self._n_elems not in range(world_size if self.is_sharded else 1):  # padded to whole rows
             raise Error(
@@ -103,15 +106,20 @@ class _Flat:
 
         def make(parameters: list[layouts.Parameter], starts: list[int]) -> layouts.Layout:
             if self.is_sharded:
-                rows = hosts.rows if hosts.is_two_level else None
+                rows = hosts.rows if hosts.is_two_level and not is_whole else None
                 return layouts.cut(parameters, starts, n_elems, world_size, rows)
+            if is_whole and hosts.is_two_level:
+                parameters = [_flattened(parameter) for parameter in parameters]
             whole = layouts.bucket(parameters, world_size, starts, n_elems)
-            return layouts.part(whole, hosts.n_hosts, hosts.per_host, hosts.place)
+            return whole if is_whole else layouts.part(whole, hosts.n_hosts, hosts.per_host, hosts.place)
 
-        return self._layout(("whole", n_elems, hosts.n_hosts), make, with_frozen)
+        return self._layout(("whole", n_elems, hosts.n_hosts, is_whole), make, with_frozen)
 
-    def row_layout(self, row: int, hosts: Hosts, with_frozen: bool = False) -> layouts.Layout:
-        """Returns the layout of what is exchanged of this rank's row, which has that many elements."""
+    def row_layout(
+        self, row: int, hosts: Hosts, with_frozen: bool = False, is_whole: bool = False
+    ) -> layouts.Layout:
+        """Returns the layout of what is exchanged of this rank's row, which has that many elements; as
+        layout()."""
         first = self.group.rank() * row
 
         def make(parameters: list[layouts.Parameter], starts: list[int]) -> layouts.Layout:
@@ -120,10 +128,12 @@ class _Flat:
                 begin, end = max(start, first), min(start + parameter.numel, first + row)
                 if begin < end:
                     pieces.append(layouts.Piece(i, begin - first, begin - start, end - begin))
+            if is_whole and hosts.is_two_level:
+                parameters = [_flattened(parameter) for parameter in parameters]
             whole = layouts.Layout(parameters, pieces, row, 1, hosts.n_hosts * hosts.per_host)
-            return layouts.part(whole, hosts.n_hosts, hosts.per_host, hosts.place)
+            return whole if is_whole else layouts.part(whole, hosts.n_hosts, hosts.per_host, hosts.place)
 
-        return self._layout(("row", row, hosts.n_hosts), make, with_frozen)
+        return self._layout(("row", row, hosts.n_hosts, is_whole), make, with_frozen)
 
     def own(self, hosts: Hosts, is_row: bool) -> layouts.Layout:
         """Returns the layout of what this rank exchanges of all parameters, frozen ones, too."""
@@ -148,6 +158,11 @@ class _Flat:
             starts = [start for start, is_there in zip(self._starts, taken) if is_there]
             self._layouts[key] = make(parameters, starts)
         return self._layouts[key]
+
+
+def _flattened(parameter: layouts.Parameter) -> layouts.Parameter:
+    """Ranks of a host then share it as layouts.part() says, element by element."""
+    return parameter._replace(shape=(parameter.numel,), dim=0)
 
 
 class _State:
@@ -182,12 +197,13 @@ class _State:
         group: dist.ProcessGroup,
         gradient: torch.Tensor,
         output: torch.Tensor,
-        layout: Callable[[int, Hosts], layouts.Layout],
+        layout: Callable[..., layouts.Layout],
     ) -> None:
         passes, hosts, n = self.handle.passes, self.handle.wrapper.hosts(group), gradient.numel()
         by_model = passes.goes_by_model(self.unit, group, gradient)
         exchange = passes.exchange_by_model if by_model else passes.exchange
-        exchange(self.unit, group, gradient, output, ReduceOp.AVG, lambda: layout(n, hosts))
+        find_layout = functools.partial(layout, n, hosts, is_whole=by_model)
+        exchange(self.unit, group, gradient, output, ReduceOp.AVG, find_layout)
 
     def _add_up(self, group: dist.ProcessGroup, gradient: torch.Tensor, output: torch.Tensor) -> None:
         """Lets torch average."""

@@ -19,7 +19,7 @@ from tagc.torch.exchange.comm import Comm, Disagreement
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import Exchanged, Expected
 from tagc.torch.exchange.layout import Layout
-from tagc.torch.exchange.model import PartStats
+from tagc.torch.exchange.model import Levels, PartStats
 from tagc.torch.exchange.model_exchanges import Contents, ModelExchanges, Start
 from tagc.torch.exchange.reducer import LocalFailure
 from tagc.torch.exchange.rows import Rows
@@ -136,7 +136,7 @@ class Passes:
         if hosts.is_flat:
             kind, queue = kind_of(op, comm.world_size)[0], staged.staging.queue
             model = unit.open_model(
-                comm, layout, what.dtype, kind, self.state.schedule, what.unit.rests, queue
+                Levels(None, comm), layout, what.dtype, kind, self.state.schedule, what.unit.rests, queue
             )
             try:
                 model.prepare(is_in_place=layout.all_reduce)
@@ -207,20 +207,21 @@ class Passes:
     # ---- exchanges by models of libtagc ----
 
     def goes_by_model(self, unit: Exchanged, group: Any, source: torch.Tensor) -> bool:
-        """Returns whether begin() takes that gradient: there is one rank per host, and where it is on a
-        device, no parameter rests. A unit that has a model goes by it again, so that a rank whose gradient
-        has become another one tells the others."""
+        """Returns whether begin() takes that gradient: it is in CPU memory, and not within one host; or on a
+        device, with one rank per host, and no parameter rests. A unit that has a model goes by it again, so
+        that a rank whose gradient has become another one tells the others."""
         own, state = unit.find_unit(), self.state
         if own is not None and own.model is not None:
             return True
+        hosts, is_on_host = state.wrapper.hosts(group), self.runner_for(source)[0] is self.runners.host
         return (
             not state.wrapper.is_elastic
-            and state.wrapper.hosts(group).is_flat
+            and (hosts.is_flat or is_on_host and not hosts.is_one)
             and source.layout == torch.strided
             and source.dtype in DTYPES
             and source.numel() > 0
             and not state.is_left_to_torch(source)
-            and not (unit.rests and self.runner_for(source)[0] is not self.runners.host)
+            and (is_on_host or not unit.rests)
         )
 
     def begin(
@@ -235,11 +236,13 @@ class Passes:
     ) -> Callable[[], None]:
         """Starts an exchange as exchange() does, and returns what waits for its end, once, in any thread. If
         it fails, that raises, and synchronize() on all ranks; so all begin what is left of the pass, too. An
-        Error of this call itself is one on all ranks. waits: as of exchange(), on a device. Collective."""
+        Error of this call itself is one on all ranks. find_layout: of all ranks' rows. waits: as of
+        exchange(), on a device. Collective."""
         self._check_open()
-        host = self.runners.host
+        host, hosts = self.runners.host, self.state.wrapper.hosts(group)
         with self._giving_up():
-            opens_step, comm = self._opens_step(unit), self.comm(group)
+            opens_step, comm = self._opens_step(unit), self.comm(hosts.between)
+            within = self.comm(hosts.within) if hosts.is_two_level else None
             failure: BaseException | None = self.runner_for(source)[1]
             staging = self.runners.staging if self.runners.is_on_device(source) else None
             if staging is not None:  # what is left of a failed pass only tells the others
@@ -247,10 +250,13 @@ class Passes:
             call = Reduction(
                 unit, comm, source, target, op, find_layout, self._find_loss_scale(source, opens_step),
                 (self._begin, self._take_back), self.state.lock, failure, waits, loaded=self.state.loaded,
+                within=within,
             )  # fmt: skip
             call.opens_step, call.agrees_first = opens_step, False
             self._loss_scale = call.loss_scale
-            if comm.needs_python:  # then all messages have one order
+            if within is not None and (comm.needs_python or within.needs_python):
+                host.wait_for_jobs()  # all messages have one order, and there an end sends some, too
+            elif comm.needs_python:
                 host.wait_for_work()
             own = unit.find_unit()
             if own is None or own.model is None:
@@ -258,7 +264,7 @@ class Passes:
                 self.runners.wait()
                 call.agree()
             if staging is None:
-                self.model_exchanges.make_room(source)
+                self.make_room(source.nbytes, group)
         is_told = False
         try:
             own = unit.make_unit()
@@ -268,9 +274,16 @@ class Passes:
         except Exception as problem:
             is_told = is_told and isinstance(problem, Error) and not isinstance(problem, LocalFailure)
             if not is_told:  # the others wait for this rank's messages
-                comm.abort(f"{unit.name}: {problem}")
+                for each in (comm, within):
+                    if each is not None:
+                        each.abort(f"{unit.name}: {problem}")
             self.give_up()
             raise
+
+    def make_room(self, n_bytes: int, group: Any) -> None:
+        """Ends the oldest exchanges, so that a gradient in CPU memory has room beside those that are under
+        way. group: over which it is summed. Collective in effect."""
+        self.model_exchanges.make_room(n_bytes, self.state.wrapper.hosts(group).is_two_level)
 
     def _find(self, call: Reduction, own: Unit) -> Contents | None:
         """Opens a step, if need be, and returns what is exchanged; None: this rank has a failure."""
@@ -427,22 +440,24 @@ class Passes:
         if call.opens_step:
             self.state.begin_step(call.loss_scale)
         call.step = self.state.n_steps if call.number is None else call.number
-        unit, comm, layout, rows = call.unit, call.comm, call.layout, call.rows
+        unit, comm, layout = call.unit, call.comm, call.layout
         n_control = comm.agreement_bytes if call.agrees_first else 0
         if layout is None:
             if self.state.wrapper.speaks:
                 self._unknown.warn(unit)
-            unit, layout = self._unknown.dense(unit, call.n_elems, comm, call.is_all_reduce)
+            unit, layout = self._unknown.dense(unit, call.n_elems, call.levels, call.is_all_reduce)
         elif source is not None:
             self.state.schedule.look(comm, layout, source, unit)
-        n_bytes_dense = (1 + layout.all_reduce) * call.n_bytes * (comm.world_size - 1) // comm.world_size
-        name, per_host = unit.name, 1 if rows is None else rows.hosts.per_host
-        n_elems = call.n_elems * per_host
-        n_within = 0 if rows is None else rows.n_bytes + rows.comm.agreement_bytes
+        n_bytes = call.n_bytes // call.levels.per_host  # that this rank exchanges
+        n_bytes_dense = (1 + layout.all_reduce) * n_bytes * (comm.world_size - 1) // comm.world_size
+        name, per_host = unit.name, 1 if call.within is None else call.within.world_size
+        n_elems = call.n_elems * (1 if call.rows is None else per_host)
 
         def record(stats: PartStats, seconds: float, agree_s: float) -> None:
             times, gentle = (seconds, agree_s, n_control), self.state.options.has_levels
-            self.recorder.add(name, stats, n_bytes_dense, n_elems, comm, *times, gentle, per_host, n_within)
+            self.recorder.add(
+                name, stats, n_bytes_dense, n_elems, comm, *times, gentle, per_host, call.n_within
+            )
 
         return unit, layout, record
 

@@ -17,7 +17,7 @@ from tagc._library import Error
 from tagc.torch.exchange.comm import Comm, compared
 from tagc.torch.exchange.interfaces import Exchanged
 from tagc.torch.exchange.layout import Layout
-from tagc.torch.exchange.model import PartStats
+from tagc.torch.exchange.model import Levels, PartStats
 from tagc.torch.exchange.reducer import LocalFailure, Way
 from tagc.torch.exchange.rows import Rows
 from tagc.torch.exchange.staging import Staging
@@ -74,6 +74,7 @@ class Reduction(Call):
 
     rows: where gradients are added up within hosts first. source is what that gives then, rows.sums, and comm
         is between hosts.
+    within: over the ranks of the host, where libtagc adds up within hosts; comm is between hosts.
     loaded: of which exchange the state is that this rank has loaded.
     begin: (begin, take_back). begin(self, source) is called under the lock when all ranks have agreed. It
         returns the unit and the layout of the exchange, and a function that is called with its outcome.
@@ -104,8 +105,13 @@ class Reduction(Call):
         waits: int = True,
         rows: Rows | None = None,
         loaded: int | None = None,
+        within: Comm | None = None,
     ) -> None:
         super().__init__(comm, failure, waits)
+        self.within = within if rows is None else rows.comm
+        self.levels = Levels(within, comm)  # over which its elements are summed
+        # bytes to ranks of the host
+        self.n_within = 0 if rows is None else rows.n_bytes + rows.comm.agreement_bytes
         (self._begin, self._take_back), self._lock = begin, lock
         self.n_elems, self.dtype = source.numel(), source.dtype
         self.n_bytes = self.n_elems * source.element_size()
@@ -121,7 +127,8 @@ class Reduction(Call):
             check_tensors(source, target, "gradient")
             layout = self.layout = find_layout()
             n_output = source.numel() if layout is None or layout.all_reduce else layout.row
-            if target.numel() != n_output and (layout or target.numel() * comm.world_size != n_output):
+            world_size = self.levels.world_size
+            if target.numel() != n_output and (layout or target.numel() * world_size != n_output):
                 raise Error("mismatch", f"the output has {target.numel()} elements, must have {n_output}")
             self._is_plain = all(tensor.is_contiguous() and tensor.numel() for tensor in (source, target))
             self.loss_scale = loss_scale()
@@ -129,7 +136,7 @@ class Reduction(Call):
                 "elements": source.numel(),
                 "dtype": source.dtype,
                 "parameters": _fingerprint(layout),
-                "factor of op": scale_of(op, comm.world_size),
+                "factor of op": scale_of(op, world_size),
                 "loss scale": self.loss_scale,
                 "loaded at exchange": loaded,
             }
@@ -244,10 +251,10 @@ class Reduction(Call):
         """Returns the seconds that the agreement took. Collective: over the ranks of the host, of which one
         may have failed, and then over those of this place in all hosts."""
         begin, within_s, what = time.perf_counter(), 0.0, self.what
-        if self.rows is not None:
+        if self.within is not None:
             try:
-                self.rows.comm.agree(what, self._numbers, failure)
-                if self.rows_wait:
+                self.within.agree(what, self._numbers, failure)
+                if self.rows is not None and self.rows_wait:
                     within_s = self._add_up(self.rows)
             except Exception as problem:  # the other hosts learn of it below
                 failure = failure or problem

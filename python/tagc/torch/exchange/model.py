@@ -14,7 +14,7 @@ import torch
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange.comm import Comm
-from tagc.torch.exchange.layout import Layout, Parameter, Part, first_dim
+from tagc.torch.exchange.layout import Layout, Parameter, Part, chunked_elems, first_dim
 from tagc.torch.exchange.reducer import as_error
 
 ELEMENTS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -30,12 +30,36 @@ class Span(NamedTuple):
     address: int
 
 
+class Levels(NamedTuple):
+    """Connections over the ranks of this host, if it has several, and over those of this place in all
+    hosts."""
+
+    within: Comm | None
+    between: Comm
+
+    @property
+    def per_host(self) -> int:
+        return 1 if self.within is None else self.within.world_size
+
+    @property
+    def place(self) -> int:
+        return 0 if self.within is None else self.within.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.between.world_size * self.per_host
+
+    @property
+    def rank(self) -> int:
+        return self.between.rank * self.per_host + self.place
+
+
 class SentPart(NamedTuple):
     """What statistics are of: parameters of one class and level."""
 
     kind: str
     level: int
-    n_real: int  # elements
+    n_real: int  # elements that the ranks of this place exchange
 
 
 # statistics of an exchange, part by part
@@ -94,12 +118,13 @@ class Model:
     different ones share work memory. rests: whether a parameter whose gradient is zero keeps its residual.
     queue: libtagc's of the device where gradients and sums are; None: CPU memory."""
 
-    # of the exchange that ended last: sums beyond fp16, how long it took, whether this rank failed in it
-    n_saturated, seconds, failed_here = 0, 0.0, False
+    # of the exchange that ended last: sums beyond fp16, bytes to ranks of this host, how long it took, and
+    # whether this rank failed in it
+    n_saturated, n_bytes_within, seconds, failed_here = 0, 0, 0.0, False
 
     def __init__(
         self,
-        comm: Comm,
+        levels: Levels,
         parameters: Sequence[Parameter],
         shapes: Sequence[Sequence[int]],
         dtype: torch.dtype,
@@ -120,6 +145,8 @@ class Model:
         numbers = {split: number for number, split in enumerate(sorted(set(splits)))}
         apart = (ctypes.c_uint32 * len(splits))(*(numbers[split] for split in splits))
         options.apart = apart
+        # so that nothing is lost within a host
+        options.within_format = lib.FORMATS["bf16" if dtype == torch.bfloat16 else "fp32"]
         begins = [begin for of_owners in ranges or () for begin in of_owners]
         if ranges is not None:
             options.cut, options.ranges = lib.CUTS["ranges"], (ctypes.c_uint64 * len(begins))(*begins)
@@ -129,7 +156,8 @@ class Model:
         )
         # the smaller of fp32 and bf16 that holds residuals without loss
         self.residual_dtype = torch.bfloat16 if is_in_16_bits else torch.float32
-        self._kept: Any = (comm, follower, kept)
+        self._kept: Any = (levels, follower, kept)
+        self._per_host = levels.per_host
         self._arrays: Any = None  # of the exchange under way
         tensors = (lib.Tensor * len(parameters))()
         for tensor, parameter, shape in zip(tensors, parameters, shapes):
@@ -141,8 +169,8 @@ class Model:
         lib.call(
             "tagc_model_create" if queue is None else "tagc_model_create_on",
             *where,
-            None,
-            comm.handle,
+            levels.within and levels.within.handle,
+            levels.between.handle,
             tensors,
             len(tensors),
             ctypes.byref(options),
@@ -203,6 +231,7 @@ class Model:
         finally:
             self._arrays, self.failed_here = None, bool(stats.failed_here)
         self.seconds, self.n_saturated = stats.total_s, stats.n_saturated
+        self.n_bytes_within = stats.n_bytes_within
         return [self._part(i) for i in range(lib.load().tagc_model_n_parts(self._handle, 0))]
 
     def _part(self, number: int) -> tuple[SentPart, lib.ReducerStats]:
@@ -218,7 +247,8 @@ class Model:
             ctypes.byref(stats),
         )
         lib.call("tagc_model_plan", self._handle, first, ctypes.byref(plan))
-        return SentPart(self.parameters[first.value].kind, plan.level, n_elems.value), stats
+        kind, n_real = self.parameters[first.value].kind, n_elems.value // self._per_host
+        return SentPart(kind, plan.level, n_real), stats
 
     def take_full(self) -> Full | None:
         """Returns the windows that became full in the exchange that ended, if any did. Local."""
@@ -265,29 +295,35 @@ class UnitModel:
     def __init__(
         self,
         name: str,
-        comm: Comm,
+        levels: Levels,
         layout: Layout,
         dtype: torch.dtype,
         op: str,
         follower: Follower,
         rests: bool = False,
+        held: range | None = None,
         queue: ctypes.c_void_p | None = None,
     ) -> None:
-        """op: one of lib.OPS. queue: as of a Model."""
+        """layout: over all ranks. op: one of lib.OPS. held: of which chunks of a parameter a residual is, one
+        after the other, with padding; None: it is of the whole parameter, and zero where other ranks have
+        it. queue: as of a Model."""
         self.name, self.layout, self.dtype, self.op = name, layout, dtype, op
         numbers = [i for i, parameter in enumerate(layout.parameters) if parameter.numel]
         if layout.all_reduce:  # perhaps of one row of what FSDP1 shards
             numbers = [i for i in numbers if layout.pieces_of(i)]
         self._parameters = [layout.parameters[i] for i in numbers]
+        n_owners = levels.per_host if layout.all_reduce else levels.world_size
+        self._chunks = [chunked_elems(parameter, n_owners) // n_owners for parameter in self._parameters]
+        self._held = held
         # (first, elements) of what this layout has of each
-        self._held = [_held(layout, number) for number in numbers]
+        self._extents = [_extent(layout, number) for number in numbers]
         places = [
-            Span(at, piece.offset - self._held[at][0], n, piece.start)
+            Span(at, piece.offset - self._extents[at][0], n, piece.start)
             for at, number in enumerate(numbers)
             for piece in layout.pieces_of(number)
             if (n := min(piece.length, layout.parameters[number].numel - piece.offset)) > 0
         ]
-        first = 0 if layout.all_reduce else comm.rank * layout.row
+        first = 0 if layout.all_reduce else levels.rank * layout.row
         own = [
             span._replace(address=span.address - first)
             for span in places
@@ -299,11 +335,11 @@ class UnitModel:
         self._is_new = True  # then it stows all, since how a residual rounds depends on the step
         self._is_prepared = queue is None
         self._model: Model | None = Model(
-            comm,
+            levels,
             self._parameters,
             [
                 first_dim(parameter) if n == parameter.numel else (n,)
-                for parameter, (_, n) in zip(self._parameters, self._held)
+                for parameter, (_, n) in zip(self._parameters, self._extents)
             ],
             dtype,
             follower,
@@ -398,9 +434,29 @@ class UnitModel:
         found = {name: values.clone() for name, values in self._stowed.items()}
         kept = {} if self._is_new else self._kept()
         if kept:
-            own = {name: _zeros(self._parameters[i].numel) for name, i in kept.items()}
+            own = {name: _zeros(self._n_kept(i)) for name, i in kept.items()}
             self.model.get_residuals(self._spans(kept, own))
             found |= {name: values.to(self.model.residual_dtype) for name, values in own.items()}
+        return found
+
+    def _n_kept(self, number: int) -> int:
+        """Returns the elements of the residual of the parameter with that number."""
+        if self._held is None:
+            return self._parameters[number].numel
+        return len(self._held) * self._chunks[number]
+
+    def _spans(self, numbers: Mapping[str, int], values: Mapping[str, torch.Tensor]) -> list[Span]:
+        """Returns spans of fp32 residuals. numbers: name -> number of a parameter."""
+        found = []
+        for name, i in numbers.items():
+            n, chunk, address = self._parameters[i].numel, self._chunks[i], values[name].data_ptr()
+            if self._held is None:
+                first, n_here = self._extents[i]
+                found.append(Span(i, 0, n_here, address + 4 * first))
+                continue
+            for k, owner in enumerate(self._held):
+                if (n_here := min(chunk, n - owner * chunk)) > 0:
+                    found.append(Span(i, owner * chunk, n_here, address + 4 * k * chunk))
         return found
 
     def names_of_residuals(self) -> set[str]:
@@ -413,13 +469,6 @@ class UnitModel:
         if kept:
             self.model.set_residuals(self._spans({name: i for name, i in kept.items() if name in fp32}, fp32))
         self._stowed = {name: stowable(tensor) for name, tensor in values.items() if name not in kept}
-
-    def _spans(self, numbers: Mapping[str, int], values: Mapping[str, torch.Tensor]) -> list[Span]:
-        """values: name -> (numel,) fp32."""
-        return [
-            Span(i, 0, self._held[i][1], values[name][self._held[i][0] :].data_ptr())
-            for name, i in numbers.items()
-        ]
 
     def scale_residuals(self, factor: float) -> None:
         if self._model is not None:
@@ -450,7 +499,7 @@ def _zeros(n_elems: int) -> torch.Tensor:
     return torch.full((n_elems,), -0.0, dtype=torch.float32, device="cpu")  # libtagc's zero
 
 
-def _held(layout: Layout, number: int) -> tuple[int, int]:
+def _extent(layout: Layout, number: int) -> tuple[int, int]:
     """Returns (first, elements) of what an input has of a parameter."""
     parameter, pieces = layout.parameters[number], layout.pieces_of(number)
     if not layout.all_reduce:

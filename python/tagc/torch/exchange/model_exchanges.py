@@ -27,6 +27,7 @@ from tagc.torch.exchange.unit import Unit, kind_of
 # Gradients whose exchanges are under way, beside one of any size: a rank that computes faster than it sends
 # would keep its whole gradient otherwise.
 MOST_BYTES = 32 << 20
+MOST_BYTES_OF_HOSTS = 1 << 20  # where ranks share the memory of a host
 
 _NOTHING = torch.empty(0, device="cpu")
 
@@ -116,6 +117,7 @@ class ModelExchanges:
                 if (full := model.model.take_full()) is not None:
                     self._schedule.keep(start.call.comm, dict(zip(*full)))
                 assert start.contents is not None  # or this rank has failed
+                start.call.n_within = model.model.n_bytes_within
                 start.contents.record(stats, model.model.seconds, 0.0)
             except BaseException as problem:
                 is_own = failure is None and model is not None and model.model.failed_here
@@ -131,7 +133,7 @@ class ModelExchanges:
         model = own
         try:
             if contents is not None:
-                kind, factor = kind_of(call.op, call.comm.world_size)
+                kind, factor = kind_of(call.op, call.levels.world_size)
                 model = self._model_of(start, contents, word, kind)
             assert model is not None  # without one, all ranks have agreed, and none has failed
             model.model.set_word(word)
@@ -168,7 +170,7 @@ class ModelExchanges:
             own.model.ask(word)  # a rank that has begun what it exchanged before fails, too
         if model is None or not is_alike:
             return contents.unit.open_model(
-                call.comm, contents.layout, call.dtype, kind, self._schedule, call.unit.rests, queue
+                call.levels, contents.layout, call.dtype, kind, self._schedule, call.unit.rests, queue
             )
         if model.layout is not contents.layout:
             model.follow(contents.layout)
@@ -185,9 +187,11 @@ class ModelExchanges:
         """Likewise, on a device."""
         self._waiting.append(Waiting(end, 0, None))
 
-    def make_room(self, source: torch.Tensor) -> None:
-        """Waits for the oldest ones, so that one of that gradient may begin."""
-        while self._waiting and self._n_bytes + source.nbytes > MOST_BYTES:
+    def make_room(self, n_bytes: int, shares_host: bool) -> None:
+        """Waits for the oldest ones, so that one of a gradient of n_bytes may begin. shares_host: whether its
+        host has other ranks."""
+        most = MOST_BYTES_OF_HOSTS if shares_host else MOST_BYTES
+        while self._waiting and self._n_bytes + n_bytes > most:
             self._end_oldest()
 
     def settle(self) -> None:

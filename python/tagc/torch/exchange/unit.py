@@ -21,7 +21,7 @@ from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange import memory_ahead
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.exchanged_part import Arrays, ExchangedPart
-from tagc.torch.exchange.model import Follower, UnitModel, stowable
+from tagc.torch.exchange.model import Follower, Levels, UnitModel, stowable
 from tagc.torch.exchange.reducer import LocalFailure, Way, as_error, dtype_read, fields_of
 from tagc.torch.exchange.staging import Staging, Store
 from tagc.torch.exchange.task import Sampler, Task, TaskPart
@@ -406,7 +406,7 @@ class Unit:
 
     def open_model(
         self,
-        comm: Comm,
+        levels: Levels,
         layout: layouts.Layout,
         dtype: torch.dtype,
         op: str,
@@ -414,13 +414,18 @@ class Unit:
         rests: bool,
         queue: ctypes.c_void_p | None = None,
     ) -> UnitModel:
-        """Makes what exchanges that layout, with the residuals that there are. op: one of lib.OPS. queue: of
-        the device where gradients are. Collective."""
+        """Makes what exchanges that layout, over all ranks, with the residuals that there are. op: one of
+        lib.OPS. queue: of the device where gradients are. Collective."""
         try:
             self.close()
         except Error as problem:
             raise LocalFailure(problem.status, str(problem)) from problem
-        self.model = UnitModel(self.name, comm, layout, dtype, op, follower, rests, queue)
+        held = None
+        are_chunks = not layout.is_cut and not (layout.all_reduce and self._own is not None)
+        if levels.within is not None and are_chunks:
+            n_owners = levels.per_host if layout.all_reduce else levels.world_size
+            held = range(levels.place, n_owners, levels.per_host)
+        self.model = UnitModel(self.name, levels, layout, dtype, op, follower, rests, held, queue)
         self.model.set_residuals_on_the_wire(self._stowed)
         self._stowed = {}
         return self.model

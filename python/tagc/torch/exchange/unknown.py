@@ -9,8 +9,8 @@ from typing import Any
 
 from tagc.torch.exchange import internals
 from tagc.torch.exchange import layout as layouts
-from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.interfaces import Exchanged
+from tagc.torch.exchange.model import Levels
 from tagc.torch.exchange.unit import Unit
 
 
@@ -22,16 +22,17 @@ class UnknownLayouts:
         self._warned: set[str] = set()  # names of units
 
     def dense(
-        self, unit: Exchanged, n_elems: int, comm: Comm, all_reduce: bool
+        self, unit: Exchanged, n_elems: int, levels: Levels, all_reduce: bool
     ) -> tuple[Unit, layouts.Layout]:
         """Returns a unit that takes all n_elems values as one dense parameter."""
-        key = (unit.name, n_elems, comm.ranks)
+        world_size = levels.world_size
+        key = (unit.name, n_elems, levels.between.ranks, world_size)
         if key not in self._dense:
             parameters = [layouts.Parameter(unit.name, (n_elems,), "dense")]
             if all_reduce:
-                layout = layouts.bucket(parameters, comm.world_size)
+                layout = layouts.bucket(parameters, world_size)
             else:
-                layout = layouts.cut(parameters, [0], n_elems, comm.world_size)
+                layout = layouts.cut(parameters, [0], n_elems, world_size)
             self._dense[key] = Unit(unit.name, unit.options), layout
         return self._dense[key]
 

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -101,13 +101,21 @@ class Buckets:
         self._stowed = {}
 
 
+class Laid(NamedTuple):
+    """layout: of the slice of a bucket that the ranks of a place exchange; whole: of the bucket."""
+
+    layout: layouts.Layout
+    whole: layouts.Layout
+
+
 class _Bucket:
     """The handle's view of one bucket."""
 
-    def __init__(self, buckets: Buckets, index: int, layout: layouts.Layout, rests: bool) -> None:
+    def __init__(self, buckets: Buckets, index: int, laid: Laid, rests: bool) -> None:
+        layout = laid.layout
         first, n = layout.parameters[0].name, len(layout.parameters) - 1
         self.name = f"bucket {index} ({first}{f' and {n} more' if n else ''})"
-        self.options, self.layout, self.rests = buckets.options, layout, rests
+        self.options, self.layout, self.whole, self.rests = buckets.options, *laid, rests
         self._buckets = buckets
 
     def reduce(
@@ -205,7 +213,7 @@ class State:
     def __init__(self) -> None:
         self._handle: Callable[[], Compressed | None] = lambda: None
         self._model: Callable[[], torch.nn.Module | None] = lambda: None
-        self._layouts: dict[tuple[str, ...], layouts.Layout] = {}
+        self._layouts: dict[tuple[str, ...], Laid] = {}
         self._backward: _Backward | None = None
         self.partner: Any = None  # who exchanges without a handle, so that DDP must not
         self._group: dist.ProcessGroup | None = None  # of DDP, for after close()
@@ -307,7 +315,7 @@ class State:
             if backward.is_given_up:
                 return _done(_spoilt(source))
             op = _wrapper_of(handle).op
-            find_layout = functools.partial(_fitting, bucket, source)
+            find_layout = functools.partial(_fitting, bucket.whole, source)
             end = passes.begin(bucket, group, source, source, op, find_layout, staging.FOR_NOTHING)
             if passes.runners.is_on_device(source):
                 passes.model_exchanges.leave_on_device(end)
@@ -342,11 +350,10 @@ class State:
         key = tuple(parameter.name for parameter in parameters)
         if key not in self._layouts:
             hosts = _wrapper_of(handle).own_hosts()
-            self._layouts[key] = (
-                layouts.sliced(parameters, hosts.n_hosts, hosts.per_host)
-                if hosts.is_two_level
-                else layouts.bucket(parameters, hosts.n_hosts * hosts.per_host)
-            )
+            whole = layouts.bucket(parameters, hosts.n_hosts * hosts.per_host)
+            is_cut = hosts.is_two_level
+            slice = layouts.sliced(parameters, hosts.n_hosts, hosts.per_host) if is_cut else whole
+            self._layouts[key] = Laid(slice, whole)
         # DDP drops the result for a parameter that no rank has used. Its gradient is zero, so its residual
         # must not be sent.
         rests = _wrapper_of(handle).finds_unused
@@ -366,14 +373,14 @@ def _elems_of(layout: layouts.Layout) -> int:
 
 
 def _exchange(handle: Compressed, bucket: _Bucket, source: torch.Tensor, result: torch.Tensor) -> None:
-    op, find_layout = _wrapper_of(handle).op, lambda: _fitting(bucket, source)
+    op, find_layout = _wrapper_of(handle).op, functools.partial(_fitting, bucket.layout, source)
     handle.passes.exchange(bucket, handle.wrapper.groups()[0], source, result, op, find_layout, waits=False)
 
 
-def _fitting(bucket: _Bucket, source: torch.Tensor) -> layouts.Layout:
-    if (n_elems := _elems_of(bucket.layout)) != source.numel():
+def _fitting(layout: layouts.Layout, source: torch.Tensor) -> layouts.Layout:
+    if (n_elems := _elems_of(layout)) != source.numel():
         raise Error("unsupported", f"the bucket has {source.numel()} elements, its parameters {n_elems}")
-    return bucket.layout
+    return layout
 
 
 def _names_of(layout: layouts.Layout) -> tuple[str, ...]:

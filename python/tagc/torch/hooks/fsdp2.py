@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -128,10 +129,11 @@ class Module:
             self.module.set_reduce_scatter_unused_params(False, recurse=False)
             self._reduces_unused = False
 
-    def layout(self, n_elems: int, hosts: Hosts) -> layouts.Layout | None:
-        """Returns the layout of what is exchanged of an input of n_elems; None where some parameters got no
-        gradient."""
-        world_size, n_rows = len(hosts.rows) * hosts.per_host, 0 if hosts.is_flat else len(hosts.rows)
+    def layout(self, n_elems: int, hosts: Hosts, is_whole: bool = False) -> layouts.Layout | None:
+        """Returns the layout of what is exchanged of an input of n_elems: all of it, or the rows of this
+        rank's place; None where some parameters got no gradient."""
+        world_size = len(hosts.rows) * hosts.per_host
+        n_rows = 0 if hosts.is_flat or is_whole else len(hosts.rows)
         return self._layout(
             n_elems,
             world_size,
@@ -139,24 +141,26 @@ class Module:
             lambda present: layouts.chunked(present, world_size, n_rows),
         )
 
-    def shard_layout(self, n_elems: int, hosts: Hosts) -> layouts.Layout | None:
+    def shard_layout(self, n_elems: int, hosts: Hosts, is_whole: bool = False) -> layouts.Layout | None:
         """Returns the layout of what this rank owns of the parameters, n_elems with padding, to be summed
         over a group with these hosts; as layout(). Under replicate() it owns them whole."""
         world_size = self._n_shards
-        key = "shard", hosts.n_hosts, hosts.per_host
+        key = "shard", hosts.n_hosts, hosts.per_host, is_whole
         return self._layout(
-            n_elems * world_size, world_size, key, lambda present: self._shard(present, hosts)
+            n_elems * world_size, world_size, key, lambda present: self._shard(present, hosts, is_whole)
         )
 
-    def _shard(self, present: Sequence[layouts.Parameter], hosts: Hosts) -> layouts.Layout:
+    def _shard(
+        self, present: Sequence[layouts.Parameter], hosts: Hosts, is_whole: bool = False
+    ) -> layouts.Layout:
         world_size, n_hosts, per_host = self._n_shards, hosts.n_hosts, hosts.per_host
         if world_size > 1:
             sizes = [layouts.chunked_elems(p, world_size) // world_size for p in present]
             present = [p._replace(shape=(size,), dim=0) for p, size in zip(present, sizes)]
-        if hosts.is_two_level and world_size == 1:
+        if hosts.is_two_level and world_size == 1 and not is_whole:
             return layouts.sliced(present, n_hosts, per_host)
         whole = layouts.bucket(present, n_hosts * per_host)
-        return layouts.part(whole, n_hosts, per_host, hosts.place)
+        return whole if is_whole else layouts.part(whole, n_hosts, per_host, hosts.place)
 
     def own_part(self, hosts: Hosts) -> layouts.Layout | None:
         """Returns the layout of what this rank exchanges of its shard where other ranks of the host have the
@@ -198,6 +202,15 @@ class ReduceScatter(waits.FsdpComm):
         """arrival: of its results, as long as it is the module's all-reduce hook."""
         self._handle, self._unit, self._module, self._arrival = handle, unit, module, arrival
 
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Makes room for the input of an exchange, before torch copies gradients to it."""
+        group = self._module.group.shard_group
+        if group is not None and device.type == "cpu":
+            self._handle.passes.make_room(math.prod(map(int, size)) * dtype.itemsize, group)
+        return super().allocate(size, dtype=dtype, device=device)
+
     def expected(self, group: dist.ProcessGroup) -> Expected:
         """Returns its next exchange."""
         module, hosts = self._module, self._handle.wrapper.hosts(group)
@@ -214,8 +227,9 @@ class ReduceScatter(waits.FsdpComm):
     ) -> None:
         passes, hosts = self._handle.passes, self._handle.wrapper.hosts(group)
         what = self._unit, group, input_tensor, output_tensor, op
-        find_layout = functools.partial(self._module.layout, input_tensor.numel(), hosts)
-        if passes.goes_by_model(self._unit, group, input_tensor):
+        by_model = passes.goes_by_model(self._unit, group, input_tensor)
+        find_layout = functools.partial(self._module.layout, input_tensor.numel(), hosts, by_model)
+        if by_model:
             # torch divides what comes with another op
             may_last = op == dist.ReduceOp.AVG and not self._module.group.reads_sums_at_once(
                 output_tensor.dtype
@@ -291,10 +305,13 @@ class AllReduce:
         # current stream still has work on it: follow() keeps it.
         stream = self._module.group.reduce_scatter_stream if is_behind else None
         passes, what = self._handle.passes, (self._unit, self._group, reduce_output, reduce_output, op)
-        find_layout = functools.partial(self._module.shard_layout, reduce_output.numel(), self._hosts)
+        by_model = passes.goes_by_model(self._unit, self._group, reduce_output)
+        find_layout = functools.partial(
+            self._module.shard_layout, reduce_output.numel(), self._hosts, by_model
+        )
         with runners.behind(stream) if is_behind else contextlib.nullcontext():
             until = staging.FOR_INPUT if is_behind else staging.FOR_RESULT
-            if passes.goes_by_model(self._unit, self._group, reduce_output):
+            if by_model:
                 passes.exchange_by_model(*what, find_layout, waits=until)
             else:
                 passes.exchange(*what, find_layout, waits=until)

@@ -180,6 +180,8 @@ class AllGather(waits.FsdpComm):
         comm = passes.gather_comm(hosts.between) if runs_beside else passes.comm(hosts.between)
         call = Gathering(self._gather, comm, within, group, failure, self._wants_kernels)
         call.runs_beside = runs_beside
+        if not runs_beside:
+            passes.model_exchanges.settle()
         runner.run(call, input_tensor, came)
         if within is not None:
             what = f"parameters of {self.name}"
