@@ -90,20 +90,6 @@ tagc_status tagc_plan_host_memory(const tagc_reducer_options *parts, const uint3
     return status;
 }
 
-uint64_t tagc_plan_packed(const tagc_reducer_options *parts, size_t n, int world_size, int is_ddp,
-                          int n_bytes) {
-    uint64_t gradients = 0, apart = 0, stays = 0;
-    for (size_t i = 0; i < n; i++) {
-        int is_dense = tagc_reducer_options_are_whole(&parts[i]);
-        uint64_t own = parts[i].n_elems * (is_dense ? 4 : (uint64_t)n_bytes);
-        gradients += own;
-        if (is_dense || (is_ddp && n_bytes < 4)) apart += parts[i].n_elems;
-        if ((!is_dense || n_bytes == 4) && own > stays) stays = own;
-    }
-    if (n == 1 && n_bytes == 4 && !is_ddp) apart = 0; /* sums are written to where the caller wants them */
-    return gradients - stays + 4 * apart / (uint64_t)(is_ddp ? 1 : world_size);
-}
-
 /* Of compress(): buffers of pinned memory for exchanges under way, with the codec on the host (one is copied out, one exchanged, one
  * copied back) and on the GPU. */
 enum { N_BUFFERS_OF_HOST = 3, N_BUFFERS_OF_DEVICE = 2 };

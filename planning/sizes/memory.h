@@ -23,12 +23,6 @@ typedef struct tagc_host_memory {
 TAGC_API tagc_status tagc_plan_host_memory(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
                                            int world_size, int n_places, int n_bytes, tagc_host_memory *out);
 
-/* Bytes in which an exchange packs gradients of n_bytes per value, 2 or 4, and their sums, as Unit.reduce() of tagc.torch does:
- * the largest part stays in the gradient itself, and sums take the place of gradients. Dense parts are read as fp32, and their
- * sums lie apart. parts (n): of one unit. */
-TAGC_API uint64_t tagc_plan_packed(const tagc_reducer_options *parts, size_t n, int world_size, int is_ddp,
-                                   int n_bytes);
-
 /* Bytes of a rank for reducers with their codec on the GPU. n_bytes: of a value of the gradient, 2 or 4. n_sampled: values of which a
  * selection takes a sample; kernels have TAGC_SAMPLE_LINES * TAGC_SAMPLE_LINE. The rest as in tagc_plan_host_memory. */
 TAGC_API tagc_status tagc_plan_device_memory(const tagc_reducer_options *parts, const uint32_t *units,

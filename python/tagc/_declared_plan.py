@@ -118,7 +118,6 @@ FUNCTIONS: dict[str, dict[str, tuple[list[Any], Any]]] = {
         "tagc_plan_host_memory": ([
             POINTER(ReducerOptions), POINTER(c_uint32), c_size_t, c_int, c_int, c_int, POINTER(HostMemory),
         ], c_int),
-        "tagc_plan_packed": ([POINTER(ReducerOptions), c_size_t, c_int, c_int, c_int], c_uint64),
         "tagc_plan_device_memory": ([
             POINTER(ReducerOptions), POINTER(c_uint32), c_size_t, c_int, c_int, c_uint32,
             POINTER(DeviceMemory),

@@ -194,8 +194,3 @@ def pinned_bytes(units: Sequence[_Parts], world_size: int, n_bytes: int = 4) -> 
     """Returns the bytes of pinned memory with codec="host"."""
     found: int = _load().tagc_plan_pinned(*_listed(units), world_size, n_bytes)
     return found
-
-
-def packed_bytes(unit: _Parts, world_size: int, is_ddp: bool, n_bytes: int = 4) -> int:
-    """Returns the bytes in which an exchange packs gradients of n_bytes per value, 2 or 4, and their sums."""
-    return int(_load().tagc_plan_packed(options_of(unit), len(unit), world_size, is_ddp, n_bytes))
