@@ -463,11 +463,21 @@ typedef struct lie {
 
 /* What is damaged may be the last word, and the host that sent it go on as far as the next one. The other host calls no more. */
 static void hear_lie(member *m, tagc_model *model, own_arrays *a, const lie *about) {
+    tagc_reducer *heard = model->tensors[0].part->reducer; /* its fragment is the first that comes */
+    size_t n = tagc_reducer_residual_elems(heard);
+    float *before = malloc(n * sizeof *before), *after = malloc(n * sizeof *after);
+    EXPECT(m, n > 0 && tagc_reducer_get_residual(heard, before, n) == TAGC_OK);
     set_lie(m, about->what);
     fill_own(m, model, a);
     tagc_status status = about->what == DAMAGE_LENGTH ? tagc_model_step(model, 1) : run_unit(model, 0, a);
     if (about->what != DAMAGE_BODY && status == TAGC_OK) status = run_unit(model, 0, a);
     EXPECT(m, status == (about->what == DAMAGE_LENGTH ? TAGC_ERR_MISMATCH : TAGC_ERR_CORRUPT));
+    /* The other place has exchanged its part. */
+    EXPECT(m, tagc_reducer_get_residual(heard, after, n) == TAGC_OK);
+    if (about->what == DAMAGE_BODY && m->place == m->w->n_places - 1)
+        EXPECT(m, memcmp(before, after, n * sizeof *before) == 0);
+    free(before);
+    free(after);
 }
 
 static void lie_body(member *m) {
