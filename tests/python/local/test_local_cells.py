@@ -63,9 +63,7 @@ cells.OF_ANNEXES[KIND] = Local
 differs.TAGCS_ALONE.add(KIND)
 
 # torch sums nothing in between, and an optimizer has parameters of one model
-AT_ONCE = [
-    job for job in at_once.JOBS if job.__name__ not in ("closed_and_compressed_anew", "one_optimizer")
-]
+AT_ONCE = [job for job in at_once.JOBS if job.__name__ not in ("closed_and_compressed_anew", "one_optimizer")]
 SAME = ["late to compress()", *(f"late: {at}" for at in ("pass", "forward", "backward", "step"))]
 
 
