@@ -11,7 +11,13 @@ import pathlib
 import struct
 import sys
 
-CASES = {"exchange_reducers": 15, "exchange_gatherers": 15, "paper_reducers": 7, "unit_exchange": 7}
+CASES = {
+    "exchange_all_to_all": 7,
+    "exchange_reducers": 15,
+    "exchange_gatherers": 15,
+    "paper_reducers": 7,
+    "unit_exchange": 7,
+}
 ACTS = (1, 2, 4, 8, 16)
 XOR, OVERWRITE, _, HEADER, WHOLE, REPLAY, CUT, LENGTHEN = range(8)
 SUMMED = 8

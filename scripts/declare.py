@@ -40,7 +40,7 @@ LIBRARY = Target(
     "python/tagc/_declared.py",
     [
         f"include/tagc/{name}.h"
-        for name in "tagc transport native policy schedule model blocks changes device".split()
+        for name in "tagc transport native policy schedule model blocks all_to_all changes device".split()
     ],
     {
         "STATUS_NUMBERS": ("tagc_status", "TAGC_ERR_", False),
@@ -55,6 +55,7 @@ LIBRARY = Target(
         "MOMENTS": ("tagc_moment", "TAGC_MOMENT_", False),
         "CLASSES": ("tagc_class", "TAGC_CLASS_", False),
         "ELEMENTS": ("tagc_element", "TAGC_ELEMENT_", False),
+        "CUTS": ("tagc_cut", "TAGC_CUT_", False),
     },
     (
         "N_LEGS MAX_LEGS N_PHASES MAX_PHASES RESIDUAL_NONE SCHEDULE_SAMPLE N_ALARM_KINDS UNIT_WORDS "

@@ -39,7 +39,7 @@ static const tagc_option rows[] = {
         "micro-steps of a step, of which the last one exchanges gradients; not on a mesh"),
     REAL("codec-ns", codec_ns, 0, 1e6, "measured=-1", "measured",
          "nanoseconds that the codec takes per element; measured: here, on the threads that compress() takes; not on a mesh"),
-    CHOICE("codec", codec, "device|host", "device", "where tagc compresses, and so has residuals and buffers: compress(codec=)"),
+    CHOICE("codec", codec, "device|host", "device", "where tagc compresses, and so has residuals and buffers: tagc.Options(codec=)"),
     TEXT(NULL, "json", json, NULL, NULL, "FILE", "file for the plan, too; - prints nothing else"),
 
     {"A mesh: with one of these, or a model by name, the plan is one of memory and bytes", "tensor-parallel",

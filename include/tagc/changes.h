@@ -11,8 +11,8 @@
  * place, as weights do, takes the fewest bytes.
  *
  * All functions are local, work in host memory, and may be called from several threads at once. None keeps anything from one call to the
- * next; _encode, _check and _apply allocate up to 11 MB and free it again. A message that says what changed does not say in what: the
- * caller sees to it that the receiver has the array that `before` was. docs/reference/wire-format.md draws the bytes. */
+ * next; _encode and _apply allocate up to 13 MB and free it again. A message that says what changed does not say in what: the caller
+ * sees to it that the receiver has the array that `before` was. docs/reference/wire-format.md draws the bytes. */
 #ifndef TAGC_CHANGES_H
 #define TAGC_CHANGES_H
 
@@ -40,7 +40,8 @@ TAGC_API tagc_status tagc_changes_check(int element_bytes, const void *message, 
                                         uint64_t n_elems, int *is_whole);
 
 /* Turns `values` (n_elems), which must be as `before` was, into `after`. Accepts any bytes and fails like tagc_changes_check; `values` is
- * unchanged then. `values` must not overlap the message, and needs no alignment. */
+ * unchanged then. If `values` was another array, it becomes one that is of no use; where that can be seen, this is TAGC_ERR_MISMATCH.
+ * `values` must not overlap the message, and needs no alignment. */
 TAGC_API tagc_status tagc_changes_apply(int element_bytes, const void *message, uint64_t n_bytes,
                                         void *values, uint64_t n_elems);
 

@@ -63,7 +63,10 @@ typedef enum tagc_cut {
     TAGC_CUT_FLAT = 1,
     /* The same, where the caller has each flat as one array, with the padding, in fp32. _begin gets these arrays, and where each host has one
      * rank nothing is copied. */
-    TAGC_CUT_FLAT_ARRAYS = 2
+    TAGC_CUT_FLAT_ARRAYS = 2,
+    /* Each tensor where the caller says: `ranges` of the options. Not with the output UNIT. _save and _load are TAGC_ERR_UNSUPPORTED:
+     * _get_residual has what is not sent. */
+    TAGC_CUT_RANGES = 3
 } tagc_cut;
 
 typedef struct tagc_tensor {
@@ -145,6 +148,9 @@ typedef struct tagc_model_options {
     /* (n_tensors,), copied. Tensors with different numbers are never exchanged as one, as those that tensor parallelism replicates and
      * those that it splits must not be: the former stay equal on its ranks. Default NULL: all numbers are 0. */
     const uint32_t *apart;
+    /* (n_tensors, owners + 1), copied: with TAGC_CUT_RANGES, owner o has elements [ranges[t][o], ranges[t][o + 1]) of tensor t; they go
+     * up from 0 to its number of elements. Owners are W ranks, or with HOST_SHARD those of a host. Default NULL. */
+    const uint64_t *ranges;
 } tagc_model_options;
 
 TAGC_API void tagc_model_options_init_sized(tagc_model_options *options, size_t struct_bytes);

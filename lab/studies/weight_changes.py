@@ -28,7 +28,6 @@ from gpt import GPT, Config
 from tagc.weights import frame
 
 LINK_MB_S = 125.0  # of 1 Gbit/s
-N_HEADER = 64  # of a message; docs/reference/wire-format.md
 N_SEGMENT = 1 << 20  # elements
 ZSTD = shutil.which("zstd")
 
@@ -105,7 +104,7 @@ def of_arrays(n, shares):
     """Prints what changes by one unit at random places take."""
     random = torch.Generator().manual_seed(1)
     print(f"\n{n} bf16, changes by one unit up or down")
-    print("| share that changes | bits per change | entropy of the places | values |\n|---:|---:|---:|---:|")
+    print("| share that changes | bits per change | entropy of the places |\n|---:|---:|---:|")
     for share in shares:
         before = (0.02 * torch.randn(n, generator=random)).bfloat16()
         moves = (torch.rand(n, generator=random) < share) * (
@@ -114,13 +113,7 @@ def of_arrays(n, shares):
         after = (words(before) + moves).view(torch.bfloat16)
         message, k = frame.encode(before, after)
         places = entropy_of_places(k / n)
-        bits, of_values = 8 * len(message) / k, 8 * value_bytes(message) / k
-        print(f"| {share:.1%} | {bits:.1f} | {places:.1f} | {of_values:.1f} |")
-
-
-def value_bytes(message):
-    """Returns the bytes of the coded values of a message of one segment: a field of its header."""
-    return int.from_bytes(message[N_HEADER + 8 : N_HEADER + 12], "little")
+        print(f"| {share:.1%} | {8 * len(message) / k:.1f} | {places:.1f} |")
 
 
 # ---- a model ----
@@ -158,8 +151,8 @@ def of_a_model(rows):
     """Prints what one step changes, and what its values take."""
     print(
         "\n| dtype | rate | weights that change | entropy of places | entropy of differences | "
-        "values in libtagc | zstd of differences | zstd of new values | all, in libtagc |\n"
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+        "zstd of differences | zstd of new values | all, in libtagc |\n"
+        "|---|---:|---:|---:|---:|---:|---:|---:|"
     )
     for dtype in (torch.bfloat16, torch.float32):
         for rate, *both in rows:
@@ -172,8 +165,8 @@ def of_a_model(rows):
             cells = [
                 str(dtype).removeprefix("torch."), f"{rate:.0e}", f"{k / n:.1%}",
                 f"{entropy_of_places(k / n):.1f}", f"{entropy(found):.1f}",
-                column(value_bytes(message), k), column(zstd_bytes(planes(integers)), k),
-                column(zstd_bytes(planes(new)), k), column(len(message), k),
+                column(zstd_bytes(planes(integers)), k), column(zstd_bytes(planes(new)), k),
+                column(len(message), k),
             ]  # fmt: skip
             print("| " + " | ".join(cells) + " |")
 

@@ -1,14 +1,14 @@
 /* Changes, see changes.h. */
 #include "codec/changes.h"
 #include "codec/bitmap.h"
-#include "codec/gaps.h"
+#include "codec/code_kernels.h"
 #include "codec/integers.h"
 #include "core/memory.h"
 
 #include <string.h>
 
-enum { HEADER = 12, WHOLE = 0, DIFFERENCES = 1, VALUES = 2 };
-enum { SEGMENT = TAGC_CHANGES_SEGMENT };
+enum { HEADER = 8, ROW = 12 /* of a class */, WHOLE = 0, CHANGES = 1 };
+enum { SEGMENT = TAGC_CHANGES_SEGMENT, MAX = TAGC_CLASSES_MAX };
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -53,172 +53,216 @@ INLINE uint32_t most_of(size_t width) { /* of integers: there are 2^(8 width) - 
     return mask_of(width) - 1;
 }
 
-/* ---- encode ---- */
-
-typedef struct encoder {
-    uint8_t *bits;      /* tagc_bitmap_bytes */
-    uint32_t *items;    /* (n) positions in the segment */
-    uint32_t *integers; /* (n) */
-    uint8_t *positions; /* coded */
-    void *gaps_scratch;
-    size_t n_items, n_position_bytes;
-} encoder;
-
-static void lay_out(size_t n, tagc_arena *arena, encoder *e) {
-    tagc_gaps most; /* with the shortest chunks, of which there are the most */
-    tagc_gaps_init(&most, n, n);
-    *e = (encoder){.bits = tagc_arena_take(arena, tagc_bitmap_bytes(n), 1),
-                   .items = tagc_arena_take(arena, n, sizeof(uint32_t)),
-                   .integers = tagc_arena_take(arena, n, sizeof(uint32_t)),
-                   .positions = tagc_arena_take(arena, tagc_gaps_max_bytes(&most), 1),
-                   .gaps_scratch = tagc_arena_take(arena, tagc_gaps_scratch_bytes(&most), 1)};
+static uint32_t load32(const uint8_t *bytes) {
+    return tagc_load16(bytes) | tagc_load16(bytes + 2) << 16;
 }
 
-size_t tagc_changes_encode_scratch_bytes(size_t n) {
-    encoder e;
+static void store32(uint8_t *bytes, size_t value) {
+    tagc_store16(bytes, (uint32_t)value);
+    tagc_store16(bytes + 2, (uint32_t)(value >> 16));
+}
+
+tagc_changes_kernels tagc_changes_best(void) {
+    return (tagc_changes_kernels){.differ = tagc_differ_kernels_all()[0],
+                                  .classes = tagc_classes_kernels_all()[0]};
+}
+
+/* ---- a segment ---- */
+
+typedef struct segment {
+    size_t n, n_items; /* elements */
+    int form;
+    tagc_classes classes;
+    tagc_class_items of[MAX];
+    int order[MAX][2];      /* of gaps and of integers */
+    size_t n_bytes[MAX];    /* of streams */
+    const uint8_t *streams; /* where they lie */
+} segment;
+
+typedef struct room {
+    uint32_t *gaps, *items, *integers; /* (most_items) each */
+    uint8_t *bits;                     /* tagc_bitmap_bytes: what changed */
+} room;
+
+static void lay_out(size_t n, size_t most_items, tagc_arena *arena, room *r) {
+    *r = (room){.gaps = tagc_arena_take(arena, most_items, sizeof(uint32_t)),
+                .items = tagc_arena_take(arena, most_items, sizeof(uint32_t)),
+                .integers = tagc_arena_take(arena, most_items, sizeof(uint32_t)),
+                .bits = tagc_arena_take(arena, tagc_bitmap_bytes(n < SEGMENT ? n : SEGMENT), 1)};
+}
+
+size_t tagc_changes_scratch_bytes(size_t n, size_t most_items) {
+    room r;
     tagc_arena arena = {0};
-    lay_out(n < SEGMENT ? n : SEGMENT, &arena, &e);
+    lay_out(n, most_items, &arena, &r);
     return arena.n_bytes;
 }
 
-INLINE void subtract_as(size_t width, const encoder *e, const uint8_t *before, const uint8_t *after) {
-    for (size_t i = 0; i < e->n_items; i++) {
-        size_t at = e->items[i] * width;
-        e->integers[i] = integer_of(width, load(width, before + at), load(width, after + at));
+/* Gives each class its part of the room. */
+static void share_out(segment *s, const room *r) {
+    size_t at = 0;
+    for (int c = 0; c < s->classes.n; c++) {
+        s->of[c].gaps = r->gaps + at;
+        s->of[c].items = r->items + at;
+        at += s->of[c].n;
     }
 }
 
-static void subtract(size_t width, const encoder *e, const uint8_t *before, const uint8_t *after) {
+/* ---- encode ---- */
+
+INLINE void subtract_as(size_t width, const uint32_t *items, size_t n, const uint8_t *before,
+                        const uint8_t *after, uint32_t *integers) {
+    for (size_t i = 0; i < n; i++) {
+        size_t at = items[i] * width;
+        integers[i] = integer_of(width, load(width, before + at), load(width, after + at));
+    }
+}
+
+static void subtract(size_t width, const uint32_t *items, size_t n, const uint8_t *before,
+                     const uint8_t *after, uint32_t *integers) {
     if (width == 1)
-        subtract_as(1, e, before, after);
+        subtract_as(1, items, n, before, after, integers);
     else if (width == 2)
-        subtract_as(2, e, before, after);
+        subtract_as(2, items, n, before, after, integers);
     else
-        subtract_as(4, e, before, after);
+        subtract_as(4, items, n, before, after, integers);
 }
 
-static void encode_positions(encoder *e, size_t n) {
-    tagc_gaps gaps;
-    e->n_position_bytes = 0;
-    if (e->n_items == 0 || e->n_items == n) return;
-    tagc_gaps_init(&gaps, n, e->n_items);
-    e->n_position_bytes = tagc_gaps_encode(&gaps, e->items, e->n_items, e->positions, e->gaps_scratch, NULL);
-}
-
-static size_t write_header(uint8_t *to, size_t n_items, int form, int order, size_t n_last) {
-    tagc_store16(to, (uint32_t)n_items);
-    tagc_store16(to + 2, (uint32_t)(n_items >> 16));
+static void write_header(size_t n_items, int form, int n_classes, uint8_t *to) {
+    store32(to, n_items);
     to[4] = (uint8_t)form;
-    to[5] = (uint8_t)order;
+    to[5] = (uint8_t)n_classes;
     tagc_store16(to + 6, 0);
-    tagc_store16(to + 8, (uint32_t)n_last);
-    tagc_store16(to + 10, (uint32_t)(n_last >> 16));
-    return HEADER;
 }
 
 static size_t write_whole(size_t width, const uint8_t *after, size_t n, uint8_t *to) {
     memcpy(to + HEADER, after, n * width);
-    return write_header(to, n, WHOLE, 0, n * width) + n * width;
+    write_header(n, WHOLE, 0, to);
+    return HEADER + n * width;
 }
 
-static size_t encode_segment(const tagc_differ_kernels *kernels, size_t width, const uint8_t *before,
-                             const uint8_t *after, size_t n, encoder *e, uint8_t *to) {
-    tagc_differ(kernels, width, before, after, n, e->bits);
-    e->n_items = tagc_bitmap_indices(e->bits, n, e->items);
-    subtract(width, e, before, after);
-    encode_positions(e, n);
-    int order = tagc_integers_order(e->integers, e->n_items);
-    size_t n_integers = tagc_integers_bytes(order, e->integers, e->n_items), n_values = e->n_items * width;
-    size_t n_last = n_integers <= n_values ? n_integers : n_values;
-    if (e->n_position_bytes + n_last >= n * width && e->n_items > 0) return write_whole(width, after, n, to);
-    uint8_t *last = to + HEADER + e->n_position_bytes;
-    memcpy(to + HEADER, e->positions, e->n_position_bytes);
-    if (n_integers <= n_values)
-        tagc_integers_write(order, e->integers, e->n_items, last);
-    else
-        for (size_t i = 0; i < e->n_items; i++) memcpy(last + i * width, after + e->items[i] * width, width);
-    int form = n_integers <= n_values ? DIFFERENCES : VALUES;
-    write_header(to, e->n_items, form, form == DIFFERENCES ? order : 0, n_last);
-    return HEADER + e->n_position_bytes + n_last;
+static tagc_integers_pairs pairs_of(const segment *s, int c, const uint32_t *integers) {
+    return (tagc_integers_pairs){
+        .values = {s->of[c].gaps, integers}, .order = {s->order[c][0], s->order[c][1]}, .n = s->of[c].n};
 }
 
-size_t tagc_changes_body_encode(const tagc_differ_kernels *kernels, size_t width, const void *before,
-                                const void *after, size_t n, uint8_t *body, void *scratch,
+static void write_row(const segment *s, int c, uint8_t *row) {
+    row[0] = s->classes.first[c];
+    row[1] = (uint8_t)s->order[c][0];
+    row[2] = (uint8_t)s->order[c][1];
+    row[3] = 0;
+    store32(row + 4, s->of[c].n);
+    store32(row + 8, s->n_bytes[c]);
+}
+
+/* The bits say what changed, and s->n_items how much. */
+static size_t encode_segment(const tagc_changes_kernels *kernels, size_t width, const uint8_t *before,
+                             const uint8_t *after, segment *s, const room *r, uint8_t *to) {
+    size_t n_rows, n_streams = 0, at = 0;
+    if (s->n_items == 0) {
+        write_header(0, CHANGES, 0, to);
+        return HEADER;
+    }
+    tagc_classes_choose(width, before, r->bits, s->n, 8 * ROW, &s->classes, s->of);
+    share_out(s, r);
+    tagc_classes_split(kernels->classes, width, &s->classes, before, r->bits, s->n, s->of);
+    for (int c = 0; c < s->classes.n; at += s->of[c++].n) {
+        subtract(width, s->of[c].items, s->of[c].n, before, after, r->integers + at);
+        s->order[c][0] = tagc_integers_order(s->of[c].gaps, s->of[c].n);
+        s->order[c][1] = tagc_integers_order(r->integers + at, s->of[c].n);
+        tagc_integers_pairs pairs = pairs_of(s, c, r->integers + at);
+        s->n_bytes[c] = (size_t)tagc_integers_bytes(&pairs);
+        n_streams += s->n_bytes[c];
+    }
+    n_rows = ROW * (size_t)s->classes.n;
+    if (n_rows + n_streams >= s->n * width) return write_whole(width, after, s->n, to);
+    write_header(s->n_items, CHANGES, s->classes.n, to);
+    uint8_t *stream = to + HEADER + n_rows;
+    at = 0;
+    for (int c = 0; c < s->classes.n; at += s->of[c].n, stream += s->n_bytes[c++]) {
+        tagc_integers_pairs pairs = pairs_of(s, c, r->integers + at);
+        write_row(s, c, to + HEADER + ROW * (size_t)c);
+        tagc_integers_write(&pairs, stream);
+    }
+    return HEADER + n_rows + n_streams;
+}
+
+size_t tagc_changes_body_encode(const tagc_changes_kernels *kernels, size_t width, const void *before,
+                                const void *after, size_t n, uint8_t *body, void *scratch, size_t most_items,
                                 uint64_t *n_changes) {
-    encoder e;
+    room r;
     tagc_arena arena = {.base = scratch};
     size_t n_bytes = 0;
-    lay_out(n < SEGMENT ? n : SEGMENT, &arena, &e);
+    lay_out(n, most_items, &arena, &r);
     *n_changes = before ? 0 : n;
     for (size_t at = 0; at < n; at += SEGMENT) {
         const uint8_t *a = (const uint8_t *)before + (before ? at * width : 0),
                       *b = (const uint8_t *)after + at * width;
-        size_t here = segment_elems(n, at);
+        segment s = {.n = segment_elems(n, at)};
         if (!before) {
-            n_bytes += write_whole(width, b, here, body + n_bytes);
+            n_bytes += write_whole(width, b, s.n, body + n_bytes);
             continue;
         }
-        n_bytes += encode_segment(kernels, width, a, b, here, &e, body + n_bytes);
-        *n_changes += e.n_items;
+        tagc_differ(kernels->differ, width, a, b, s.n, r.bits);
+        s.n_items = tagc_bitmap_count(r.bits, s.n);
+        if (s.n_items > most_items) return SIZE_MAX;
+        n_bytes += encode_segment(kernels, width, a, b, &s, &r, body + n_bytes);
+        *n_changes += s.n_items;
     }
     return n_bytes;
 }
 
 /* ---- decode ---- */
 
-typedef struct segment {
-    size_t n, n_items, n_positions, n_last; /* elements; items; bytes */
-    int form, order;
-    const uint8_t *positions, *last;
-    tagc_gaps gaps;
-} segment;
-
-static uint32_t load32(const uint8_t *bytes) {
-    return tagc_load16(bytes) | tagc_load16(bytes + 2) << 16;
+/* Reads header and rows, of which there are n_bytes, or the caller knows that they are valid. Returns where the streams begin; 0 if that
+ * cannot be. */
+static size_t open_segment(const uint8_t *from, size_t n_bytes, size_t n, segment *s) {
+    size_t n_items = 0;
+    if (n_bytes < HEADER) return 0;
+    *s = (segment){.n = n, .n_items = load32(from), .form = from[4], .classes.n = from[5]};
+    if (s->n_items > n || s->form > CHANGES || tagc_load16(from + 6)) return 0;
+    if (s->form == WHOLE || s->n_items == 0)
+        return s->classes.n == 0 && (s->form == CHANGES || s->n_items == n) ? HEADER : 0;
+    if (s->classes.n < 1 || s->classes.n > MAX || n_bytes - HEADER < ROW * (size_t)s->classes.n) return 0;
+    from += HEADER;
+    for (int c = 0; c < s->classes.n; c++, from += ROW) {
+        s->classes.first[c] = from[0];
+        for (int i = 0; i < 2; i++) s->order[c][i] = from[1 + i];
+        s->of[c].n = load32(from + 4);
+        s->n_bytes[c] = load32(from + 8);
+        if (c ? from[0] <= s->classes.first[c - 1] : from[0] != 0) return 0;
+        if (from[1] > TAGC_INTEGERS_MAX_ORDER || from[2] > TAGC_INTEGERS_MAX_ORDER || from[3]) return 0;
+        if (s->of[c].n > s->n_items - n_items) return 0;
+        n_items += s->of[c].n;
+    }
+    return n_items == s->n_items ? HEADER + ROW * (size_t)s->classes.n : 0;
 }
 
-static int has_positions(const segment *s) {
-    return s->n_items > 0 && s->n_items < s->n;
-}
-
-/* Reads the header. The caller finds the last part, behind the positions. */
-static void open_segment(const uint8_t *from, size_t n, segment *s) {
-    *s = (segment){
-        .n = n, .n_items = load32(from), .form = from[4], .order = from[5], .n_last = load32(from + 8)};
-    s->positions = from + HEADER;
-    if (has_positions(s)) tagc_gaps_init(&s->gaps, n, s->n_items);
-}
-
-/* The integers of a segment: as many as items, and nothing behind them. */
-static int integers_valid(size_t width, const segment *s) {
-    tagc_integers_reader reader = {.bytes = s->last, .n_bits = 8 * (uint64_t)s->n_last, .order = s->order};
-    uint32_t integer;
-    for (size_t i = 0; i < s->n_items; i++)
-        if (!tagc_integers_read(&reader, most_of(width), &integer)) return 0;
+/* The pairs of a class: as many as items, and nothing behind them. */
+static int stream_valid(size_t width, const segment *s, int c, const uint8_t *stream) {
+    tagc_integers_reader reader = {.bytes = stream, .n_bits = 8 * (uint64_t)s->n_bytes[c]};
+    uint32_t gap, integer;
+    for (size_t i = 0; i < s->of[c].n; i++)
+        if (!tagc_integers_read(&reader, s->order[c][0], UINT32_MAX, &gap) ||
+            !tagc_integers_read(&reader, s->order[c][1], most_of(width), &integer))
+            return 0;
     return tagc_integers_ended(&reader);
 }
 
 /* Returns the bytes of the segment; 0 if it is damaged. */
 static size_t valid_segment(size_t width, const uint8_t *from, size_t n_bytes, size_t n, segment *s) {
-    size_t n_items;
-    if (n_bytes < HEADER) return 0;
-    open_segment(from, n, s);
-    if (s->n_items > n || s->form > VALUES || tagc_load16(from + 6)) return 0;
-    if (s->order > (s->form == DIFFERENCES ? TAGC_INTEGERS_MAX_ORDER : 0)) return 0;
-    if (s->form == WHOLE && s->n_items != n) return 0;
-    n_bytes -= HEADER;
-    if (has_positions(s)) {
-        s->n_positions = tagc_gaps_validate(&s->gaps, s->positions, n_bytes, &n_items);
-        if (s->n_positions == 0 || n_items != s->n_items) return 0;
-    }
-    if (s->n_last > n_bytes - s->n_positions) return 0;
-    s->last = s->positions + s->n_positions;
-    if (s->form == DIFFERENCES ? !integers_valid(width, s) : s->n_last != s->n_items * width) return 0;
-    return HEADER + s->n_positions + s->n_last;
+    size_t at = open_segment(from, n_bytes, n, s);
+    if (at == 0) return 0;
+    if (s->form == WHOLE) return s->n * width <= n_bytes - at ? at + s->n * width : 0;
+    for (int c = 0; c < s->classes.n; at += s->n_bytes[c++])
+        if (s->n_bytes[c] > n_bytes - at || !stream_valid(width, s, c, from + at)) return 0;
+    return at;
 }
 
-int tagc_changes_body_valid(size_t width, const uint8_t *body, size_t n_bytes, size_t n, int *is_whole) {
+int tagc_changes_body_valid(size_t width, const uint8_t *body, size_t n_bytes, size_t n, size_t *most_items,
+                            int *is_whole) {
     segment s;
+    *most_items = 0;
     *is_whole = 1;
     for (size_t at = 0; at < n; at += SEGMENT) {
         size_t here = valid_segment(width, body, n_bytes, segment_elems(n, at), &s);
@@ -226,68 +270,60 @@ int tagc_changes_body_valid(size_t width, const uint8_t *body, size_t n_bytes, s
         body += here;
         n_bytes -= here;
         *is_whole &= s.form == WHOLE;
+        if (s.form == CHANGES && s.n_items > *most_items) *most_items = s.n_items;
     }
     return n_bytes == 0;
 }
 
-typedef struct decoder {
-    const segment *s;
-    tagc_integers_reader reader;
-    size_t n_done; /* items */
-} decoder;
-
-/* Changes elements `items` (n_items) of values, or where items is NULL the first n_items. */
-INLINE void change_as(size_t width, decoder *d, const uint32_t *items, size_t n_items, uint8_t *values) {
-    for (size_t i = 0; i < n_items; i++) {
-        uint8_t *at = values + (items ? items[i] : i) * width;
-        uint32_t integer;
-        tagc_integers_read(&d->reader, most_of(width), &integer);
-        uint32_t after = moved(width, load(width, at), integer);
+INLINE void change_as(size_t width, const uint32_t *items, const uint32_t *integers, size_t n,
+                      uint8_t *values) {
+    for (size_t i = 0; i < n; i++) {
+        uint8_t *at = values + items[i] * width;
+        uint32_t after = moved(width, load(width, at), integers[i]);
         memcpy(at, &after, width);
     }
 }
 
-static void change(size_t width, decoder *d, const uint32_t *items, size_t n_items, uint8_t *values) {
-    if (d->s->form == VALUES)
-        for (size_t i = 0; i < n_items; i++)
-            memcpy(values + items[i] * width, d->s->last + (d->n_done + i) * width, width);
-    else if (width == 1)
-        change_as(1, d, items, n_items, values);
+static void change(size_t width, const uint32_t *items, const uint32_t *integers, size_t n, uint8_t *values) {
+    if (width == 1)
+        change_as(1, items, integers, n, values);
     else if (width == 2)
-        change_as(2, d, items, n_items, values);
+        change_as(2, items, integers, n, values);
     else
-        change_as(4, d, items, n_items, values);
-    d->n_done += n_items;
+        change_as(4, items, integers, n, values);
 }
 
-static void decode_segment(size_t width, const segment *s, uint32_t *items, uint8_t *values) {
-    decoder d = {.s = s, .reader = {.bytes = s->last, .n_bits = 8 * (uint64_t)s->n_last, .order = s->order}};
-    tagc_gaps_cursor cursor;
-    if (s->n_items == s->n && s->form != DIFFERENCES) {
-        memcpy(values, s->last, s->n_last);
-    } else if (s->n_items == s->n) {
-        change(width, &d, NULL, s->n_items, values);
-    } else if (s->n_items > 0) {
-        tagc_gaps_seek(&s->gaps, s->positions, 0, &cursor);
-        while (cursor.chunk < s->gaps.n_chunks) {
-            uint8_t *chunk = values + cursor.chunk * s->gaps.chunk * width;
-            size_t n_items = tagc_gaps_next(&s->gaps, s->positions, &cursor, items);
-            change(width, &d, items, n_items, chunk);
+/* Reads the pairs of all classes; returns the bytes of their streams. */
+static size_t read_streams(size_t width, const segment *s, const uint8_t *from, uint32_t *integers) {
+    size_t n_bytes = 0;
+    for (int c = 0; c < s->classes.n; n_bytes += s->n_bytes[c], integers += s->of[c++].n) {
+        tagc_integers_reader reader = {.bytes = from + n_bytes, .n_bits = 8 * (uint64_t)s->n_bytes[c]};
+        for (size_t i = 0; i < s->of[c].n; i++) {
+            tagc_integers_read(&reader, s->order[c][0], UINT32_MAX, s->of[c].gaps + i);
+            tagc_integers_read(&reader, s->order[c][1], most_of(width), integers + i);
         }
     }
+    return n_bytes;
 }
 
-size_t tagc_changes_decode_scratch_bytes(void) {
-    return (TAGC_GAPS_MAX_CHUNK + TAGC_GAPS_SLACK) * sizeof(uint32_t);
-}
-
-void tagc_changes_body_decode(size_t width, const uint8_t *body, void *values, size_t n, void *scratch) {
+int tagc_changes_body_decode(const tagc_changes_kernels *kernels, size_t width, const uint8_t *body,
+                             void *values, size_t n, void *scratch, size_t most_items) {
+    room r;
+    tagc_arena arena = {.base = scratch};
+    lay_out(0, most_items, &arena, &r);
     for (size_t at = 0; at < n; at += SEGMENT) {
         segment s;
-        open_segment(body, segment_elems(n, at), &s);
-        s.n_positions = has_positions(&s) ? tagc_gaps_bytes(&s.gaps, s.positions) : 0;
-        s.last = s.positions + s.n_positions;
-        decode_segment(width, &s, scratch, (uint8_t *)values + at * width);
-        body = s.last + s.n_last;
+        uint8_t *to = (uint8_t *)values + at * width;
+        body += open_segment(body, SIZE_MAX, segment_elems(n, at), &s);
+        if (s.form == WHOLE) {
+            memcpy(to, body, s.n * width);
+            body += s.n * width;
+        } else if (s.n_items > 0) {
+            share_out(&s, &r);
+            body += read_streams(width, &s, body, r.integers);
+            if (!tagc_classes_join(kernels->classes, width, &s.classes, to, s.n, s.of)) return 0;
+            change(width, r.items, r.integers, s.n_items, to);
+        }
     }
+    return 1;
 }

@@ -29,8 +29,10 @@ int tagc_integers_order(const uint32_t *values, size_t n) {
     return order;
 }
 
-uint64_t tagc_integers_bytes(int order, const uint32_t *values, size_t n) {
-    return (count_bits(order, values, n, 1) + 7) / 8;
+uint64_t tagc_integers_bytes(const tagc_integers_pairs *pairs) {
+    uint64_t n_bits = 0;
+    for (int i = 0; i < 2; i++) n_bits += count_bits(pairs->order[i], pairs->values[i], pairs->n, 1);
+    return (n_bits + 7) / 8;
 }
 
 typedef struct writer {
@@ -50,19 +52,24 @@ static inline void put(writer *w, uint32_t bits, unsigned n_bits) { /* 32 at mos
     w->n_bits -= 32;
 }
 
-void tagc_integers_write(int order, const uint32_t *values, size_t n, uint8_t *bytes) {
+static inline void put_code(writer *w, int order, uint32_t value) {
+    uint64_t q = (uint64_t)value + (UINT64_C(1) << order);
+    unsigned length = log2_of(q), n_zeros = length - (unsigned)order;
+    uint64_t low = q & ((UINT64_C(1) << length) - 1);
+    if (n_zeros + 1 + length <= 32) {
+        put(w, (uint32_t)((low << 1 | 1) << n_zeros), n_zeros + 1 + length);
+    } else {
+        put(w, 0, n_zeros);
+        put(w, 1, 1);
+        put(w, (uint32_t)low, length);
+    }
+}
+
+void tagc_integers_write(const tagc_integers_pairs *pairs, uint8_t *bytes) {
     writer w = {.bytes = bytes};
-    for (size_t i = 0; i < n; i++) {
-        uint64_t q = (uint64_t)values[i] + (UINT64_C(1) << order);
-        unsigned length = log2_of(q), n_zeros = length - (unsigned)order;
-        uint64_t low = q & ((UINT64_C(1) << length) - 1);
-        if (n_zeros + 1 + length <= 32) {
-            put(&w, (uint32_t)((low << 1 | 1) << n_zeros), n_zeros + 1 + length);
-        } else {
-            put(&w, 0, n_zeros);
-            put(&w, 1, 1);
-            put(&w, (uint32_t)low, length);
-        }
+    for (size_t i = 0; i < pairs->n; i++) {
+        put_code(&w, pairs->order[0], pairs->values[0][i]);
+        put_code(&w, pairs->order[1], pairs->values[1][i]);
     }
     for (unsigned left = w.n_bits; left > 0; left = left > 8 ? left - 8 : 0, w.bits >>= 8)
         *w.bytes++ = (uint8_t)w.bits;
@@ -78,14 +85,14 @@ static inline uint64_t window_at(const tagc_integers_reader *r, uint64_t at) {
     return word >> at % 8;
 }
 
-int tagc_integers_read(tagc_integers_reader *r, uint32_t most, uint32_t *value) {
+int tagc_integers_read(tagc_integers_reader *r, int order, uint32_t most, uint32_t *value) {
     if (r->at >= r->n_bits) return 0;
     uint64_t window = window_at(r, r->at);
-    unsigned n_zeros = window ? (unsigned)__builtin_ctzll(window) : 64, length = n_zeros + (unsigned)r->order;
+    unsigned n_zeros = window ? (unsigned)__builtin_ctzll(window) : 64, length = n_zeros + (unsigned)order;
     if (length > 32 || r->n_bits - r->at < n_zeros + 1 + length) return 0;
     uint64_t low =
         n_zeros + 1 + length <= WINDOW ? window >> n_zeros >> 1 : window_at(r, r->at + n_zeros + 1);
-    uint64_t one = UINT64_C(1) << length, q = one | (low & (one - 1)), wide = q - (UINT64_C(1) << r->order);
+    uint64_t one = UINT64_C(1) << length, q = one | (low & (one - 1)), wide = q - (UINT64_C(1) << order);
     r->at += n_zeros + 1 + length;
     *value = (uint32_t)wide;
     return wide <= most;

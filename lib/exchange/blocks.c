@@ -6,8 +6,6 @@
 #include "core/status.h"
 #include "exchange/wire.h"
 
-#define MAX_ELEMS (UINT64_C(0x100000000) - 64)
-
 enum { PIECE = TAGC_VALUES_MAX_BLOCK }; /* whole blocks of any size */
 
 static const tagc_blocks_options default_options = {
@@ -46,9 +44,9 @@ tagc_status tagc_blocks_read(const tagc_blocks_options *from, uint64_t n_elems, 
     if (!from) return tagc_fail(TAGC_ERR_ARGUMENT, "options is NULL");
     TAGC_TRY(tagc_sized_read(&options_struct, from, options));
     TAGC_TRY(check_options(options));
-    if (n_elems > MAX_ELEMS)
+    if (n_elems > TAGC_BLOCKS_MAX_ELEMS)
         return tagc_fail(TAGC_ERR_ARGUMENT, "n_elems is %llu, must be in [0, %llu]",
-                         (unsigned long long)n_elems, (unsigned long long)MAX_ELEMS);
+                         (unsigned long long)n_elems, (unsigned long long)TAGC_BLOCKS_MAX_ELEMS);
     *format = tagc_values_format(options->format, options->block, 0);
     format->marks_nonfinite = 1;
     format->is_stochastic = options->rounding == TAGC_ROUNDING_STOCHASTIC;

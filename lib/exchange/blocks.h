@@ -5,6 +5,8 @@
 #include "codec/values.h"
 #include "tagc/blocks.h"
 
+#define TAGC_BLOCKS_MAX_ELEMS (UINT64_C(0x100000000) - 64) /* of one message */
+
 /* Reads and checks the caller's options into *options, which is not `from`, and gives the format that they and n_elems ask for. */
 tagc_status tagc_blocks_read(const tagc_blocks_options *from, uint64_t n_elems, tagc_blocks_options *options,
                              tagc_value_format *format);

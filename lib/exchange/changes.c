@@ -7,6 +7,7 @@
 #include "exchange/wire.h"
 
 #define MAX_ELEMS (UINT64_C(0x100000000) - 64)
+#define FEW 16 /* Usually fewer than 1 / FEW of the elements change: room for more is taken when they do. */
 
 static tagc_status check_size(int element_bytes, uint64_t n_elems) {
     if (element_bytes != 1 && element_bytes != 2 && element_bytes != 4)
@@ -42,17 +43,28 @@ static tagc_status check_room(int element_bytes, const void *after, uint64_t n_e
     return TAGC_OK;
 }
 
+/* *n_body becomes SIZE_MAX if a segment has more than most_items changes. */
+static tagc_status encode_body(int element_bytes, const void *before, const void *after, uint64_t n_elems,
+                               size_t most_items, uint8_t *body, size_t *n_body, uint64_t *n_changes) {
+    void *scratch;
+    tagc_changes_kernels kernels = tagc_changes_best();
+    size_t n_scratch = before ? tagc_changes_scratch_bytes((size_t)n_elems, most_items) : 0;
+    TAGC_TRY(tagc_heap_create(NULL, n_scratch, "what encoding needs", &scratch));
+    *n_body = tagc_changes_body_encode(&kernels, (size_t)element_bytes, before, after, (size_t)n_elems, body,
+                                       scratch, most_items, n_changes);
+    tagc_heap_destroy(NULL, scratch, n_scratch);
+    return TAGC_OK;
+}
+
 tagc_status tagc_changes_encode(int element_bytes, const void *before, const void *after, uint64_t n_elems,
                                 void *message, uint64_t max_bytes, uint64_t *n_bytes, uint64_t *n_changes) {
-    void *scratch;
     uint64_t n_changed;
+    size_t n_body, most = n_elems < TAGC_CHANGES_SEGMENT ? (size_t)n_elems : TAGC_CHANGES_SEGMENT;
     TAGC_TRY(check_room(element_bytes, after, n_elems, message, max_bytes, n_bytes));
-    size_t n_scratch = tagc_changes_encode_scratch_bytes(before ? (size_t)n_elems : 0);
-    TAGC_TRY(tagc_heap_create(NULL, n_scratch, "what encoding needs", &scratch));
-    size_t n_body = tagc_changes_body_encode(
-        tagc_differ_kernels_all()[0], (size_t)element_bytes, before, after, (size_t)n_elems,
-        (uint8_t *)message + TAGC_WIRE_HEADER_BYTES, scratch, &n_changed);
-    tagc_heap_destroy(NULL, scratch, n_scratch);
+    uint8_t *body = (uint8_t *)message + TAGC_WIRE_HEADER_BYTES;
+    TAGC_TRY(encode_body(element_bytes, before, after, n_elems, most / FEW, body, &n_body, &n_changed));
+    if (n_body == SIZE_MAX)
+        TAGC_TRY(encode_body(element_bytes, before, after, n_elems, most, body, &n_body, &n_changed));
     tagc_wire_header header = {.kind = TAGC_WIRE_CHANGES,
                                .coding = before != NULL,
                                .k = (uint32_t)element_bytes,
@@ -78,8 +90,9 @@ static tagc_status check_header(const tagc_wire_header *header, int element_byte
     return TAGC_OK;
 }
 
-tagc_status tagc_changes_check(int element_bytes, const void *message, uint64_t n_bytes, uint64_t n_elems,
-                               int *is_whole) {
+/* *most_items: in a segment. */
+static tagc_status check_message(int element_bytes, const void *message, uint64_t n_bytes, uint64_t n_elems,
+                                 size_t *most_items, int *is_whole) {
     tagc_wire_header header;
     int all_whole;
     TAGC_TRY(check_size(element_bytes, n_elems));
@@ -88,22 +101,38 @@ tagc_status tagc_changes_check(int element_bytes, const void *message, uint64_t 
     TAGC_TRY(check_header(&header, element_bytes, n_elems));
     const uint8_t *body = (const uint8_t *)message + TAGC_WIRE_HEADER_BYTES;
     if (!tagc_changes_body_valid((size_t)element_bytes, body, (size_t)header.body_bytes, (size_t)n_elems,
-                                 &all_whole) ||
+                                 most_items, &all_whole) ||
         (header.coding == 0 && !all_whole))
         return tagc_fail(TAGC_ERR_CORRUPT, "the message's positions or values are damaged");
-    if (is_whole) *is_whole = header.coding == 0;
+    *is_whole = header.coding == 0;
+    return TAGC_OK;
+}
+
+tagc_status tagc_changes_check(int element_bytes, const void *message, uint64_t n_bytes, uint64_t n_elems,
+                               int *is_whole) {
+    size_t most_items;
+    int all_whole = 0;
+    TAGC_TRY(check_message(element_bytes, message, n_bytes, n_elems, &most_items, &all_whole));
+    if (is_whole) *is_whole = all_whole;
     return TAGC_OK;
 }
 
 tagc_status tagc_changes_apply(int element_bytes, const void *message, uint64_t n_bytes, void *values,
                                uint64_t n_elems) {
     void *scratch;
+    size_t most_items;
+    int is_whole;
     if (!values && n_elems > 0) return tagc_fail(TAGC_ERR_ARGUMENT, "values is NULL");
-    TAGC_TRY(tagc_changes_check(element_bytes, message, n_bytes, n_elems, NULL));
-    size_t n_scratch = tagc_changes_decode_scratch_bytes();
+    TAGC_TRY(check_message(element_bytes, message, n_bytes, n_elems, &most_items, &is_whole));
+    tagc_changes_kernels kernels = tagc_changes_best();
+    size_t n_scratch = tagc_changes_scratch_bytes(0, most_items);
     TAGC_TRY(tagc_heap_create(NULL, n_scratch, "what decoding needs", &scratch));
-    tagc_changes_body_decode((size_t)element_bytes, (const uint8_t *)message + TAGC_WIRE_HEADER_BYTES, values,
-                             (size_t)n_elems, scratch);
+    int is_done = tagc_changes_body_decode(&kernels, (size_t)element_bytes,
+                                           (const uint8_t *)message + TAGC_WIRE_HEADER_BYTES, values,
+                                           (size_t)n_elems, scratch, most_items);
     tagc_heap_destroy(NULL, scratch, n_scratch);
+    if (!is_done)
+        return tagc_fail(TAGC_ERR_MISMATCH,
+                         "the array is not what the sender had before: it is undefined now");
     return TAGC_OK;
 }

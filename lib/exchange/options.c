@@ -72,10 +72,17 @@ static const tagc_field gatherer_fields[] = {
     {GATHERER(rounding_seed), TAGC_FIELD_U64, 0, ALL, 0, TAGC_FIELD_MAX_U64, 0, NULL},
     {GATHERER(lossless), TAGC_FIELD_U64, 1, ALL, 0, 1, 0, NULL},
 };
+#define ALL_TO_ALL(name) #name, offsetof(tagc_all_to_all_options, name)
+static const tagc_field all_to_all_fields[] = {
+    {ALL_TO_ALL(tag), TAGC_FIELD_U64, 1, ALL, 0, TAGC_FIELD_MAX_U64, TAGC_FIELD_MAX_U64, NULL},
+    {ALL_TO_ALL(ranks_per_host), TAGC_FIELD_INT, 1, ALL, 1, 65536, 1, NULL},
+    {ALL_TO_ALL(min_elems), TAGC_FIELD_INT, 1, ALL, 0, 2147483647.0, 4096, NULL},
+};
 /* clang-format on */
 enum {
     N_REDUCER_FIELDS = sizeof reducer_fields / sizeof reducer_fields[0],
-    N_GATHERER_FIELDS = sizeof gatherer_fields / sizeof gatherer_fields[0]
+    N_GATHERER_FIELDS = sizeof gatherer_fields / sizeof gatherer_fields[0],
+    N_ALL_TO_ALL_FIELDS = sizeof all_to_all_fields / sizeof all_to_all_fields[0]
 };
 
 /* ---- defaults ---- */
@@ -93,6 +100,8 @@ static const tagc_reducer_options reducer_defaults = {
 };
 static const tagc_gatherer_options gatherer_defaults = {
     .tag = UINT64_MAX, .ranks_per_host = 1, .n_threads = 1};
+static const tagc_all_to_all_options all_to_all_defaults = {
+    .tag = UINT64_MAX, .ranks_per_host = 1, .min_elems = 4096};
 
 /* The least sizes are those of version 0.2: up to its last field, without what later versions add. */
 #define UP_TO(type, last) (offsetof(type, last) + sizeof((type *)0)->last)
@@ -100,6 +109,8 @@ static const tagc_sized reducer_struct = {"tagc_reducer_options", sizeof(tagc_re
                                           UP_TO(tagc_reducer_options, rounding_seed), &reducer_defaults};
 static const tagc_sized gatherer_struct = {"tagc_gatherer_options", sizeof(tagc_gatherer_options),
                                            UP_TO(tagc_gatherer_options, lossless), &gatherer_defaults};
+static const tagc_sized all_to_all_struct = {"tagc_all_to_all_options", sizeof(tagc_all_to_all_options),
+                                             UP_TO(tagc_all_to_all_options, min_elems), &all_to_all_defaults};
 
 void tagc_reducer_options_init_sized(tagc_reducer_options *options, size_t struct_bytes) {
     tagc_sized_init(&reducer_struct, options, struct_bytes);
@@ -107,6 +118,10 @@ void tagc_reducer_options_init_sized(tagc_reducer_options *options, size_t struc
 
 void tagc_gatherer_options_init_sized(tagc_gatherer_options *options, size_t struct_bytes) {
     tagc_sized_init(&gatherer_struct, options, struct_bytes);
+}
+
+void tagc_all_to_all_options_init_sized(tagc_all_to_all_options *options, size_t struct_bytes) {
+    tagc_sized_init(&all_to_all_struct, options, struct_bytes);
 }
 
 /* ---- the way back ----
@@ -426,14 +441,26 @@ tagc_status tagc_reducer_options_check_change(const tagc_reducer_options *now,
     return TAGC_OK;
 }
 
+static tagc_status check_ranks_per_host(int ranks_per_host, int world_size) {
+    if (world_size % ranks_per_host == 0) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_ARGUMENT, "ranks_per_host is %d, must divide the world size %d", ranks_per_host,
+                     world_size);
+}
+
+tagc_status tagc_all_to_all_options_check(const tagc_all_to_all_options *options, int world_size,
+                                          tagc_all_to_all_options *out) {
+    if (!options) return tagc_fail(TAGC_ERR_ARGUMENT, "options is NULL");
+    TAGC_TRY(tagc_sized_read(&all_to_all_struct, options, out));
+    TAGC_TRY(tagc_fields_check(all_to_all_fields, N_ALL_TO_ALL_FIELDS, out));
+    return check_ranks_per_host(out->ranks_per_host, world_size);
+}
+
 tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, int world_size,
                                         tagc_gatherer_options *out) {
     if (!options) return tagc_fail(TAGC_ERR_ARGUMENT, "options is NULL");
     TAGC_TRY(tagc_sized_read(&gatherer_struct, options, out));
     TAGC_TRY(tagc_fields_check(gatherer_fields, N_GATHERER_FIELDS, out));
-    if (world_size % out->ranks_per_host != 0)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "ranks_per_host is %d, must divide the world size %d",
-                         out->ranks_per_host, world_size);
+    TAGC_TRY(check_ranks_per_host(out->ranks_per_host, world_size));
     int n_rows = out->within_host ? out->ranks_per_host : world_size;
     TAGC_TRY(check_size(out->n_elems, n_rows));
     TAGC_TRY(check_is_multiple(out->n_elems, n_rows, out->within_host ? " of a host: within_host is 1" : ""));
@@ -472,7 +499,7 @@ tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, in
 typedef struct report {
     tagc_identity_claim claim;
     uint32_t status;
-    uint32_t n_fields; /* tells a reducer from a gatherer */
+    uint32_t n_fields; /* tells what it makes */
     uint64_t may_be_whole;
     uint64_t values[N_REDUCER_FIELDS + TAGC_OWN_MAX_FIELDS];
     char text[256];
@@ -503,6 +530,11 @@ static int exchange_in(const report *of) {
     return of->values[f] <= TAGC_EXCHANGE_DIRECT ? (int)of->values[f] : 0;
 }
 
+static const char *noun_of(const report *of) {
+    if (of->n_fields == N_ALL_TO_ALL_FIELDS) return "an all-to-all";
+    return of->n_fields == N_REDUCER_FIELDS ? "a reducer" : "a gatherer";
+}
+
 static tagc_status compare_reports(const tagc_comm *comm, const tagc_field *fields, int n_fields,
                                    const report *reports) {
     int world_size = tagc_comm_world_size(comm);
@@ -516,10 +548,9 @@ static tagc_status compare_reports(const tagc_comm *comm, const tagc_field *fiel
     const tagc_own_options *own = fields == reducer_fields ? own_options_of(exchange_in(&reports[0])) : NULL;
     for (int r = 1; r < world_size; r++) {
         if (reports[r].n_fields != reports[0].n_fields)
-            return tagc_fail(
-                TAGC_ERR_MISMATCH, "rank %d makes a %s where rank %d makes a %s", tagc_comm_name(comm, r),
-                reports[r].n_fields == N_REDUCER_FIELDS ? "reducer" : "gatherer", tagc_comm_name(comm, 0),
-                reports[0].n_fields == N_REDUCER_FIELDS ? "reducer" : "gatherer");
+            return tagc_fail(TAGC_ERR_MISMATCH, "rank %d makes %s where rank %d makes %s",
+                             tagc_comm_name(comm, r), noun_of(&reports[r]), tagc_comm_name(comm, 0),
+                             noun_of(&reports[0]));
         if (reports[r].claim.serial != reports[0].claim.serial)
             return tagc_fail(TAGC_ERR_MISMATCH,
                              "rank %d makes object %u of this comm where rank %d makes object %u",
@@ -557,7 +588,7 @@ static tagc_status agree(tagc_comm *comm, tagc_status local, const tagc_field *f
 
 /* What decides which messages a step has, and cannot change. */
 static uint64_t shape_of(const tagc_field *fields, int n_fields, const uint64_t *values) {
-    uint64_t shape = (uint64_t)n_fields; /* tells a reducer from a gatherer */
+    uint64_t shape = (uint64_t)n_fields; /* tells what it is of */
     for (int f = 0; f < n_fields; f++) {
         int is_tag = strcmp(fields[f].name, "tag") == 0;
         if (!fields[f].shared || is_tag || (fields == reducer_fields && is_changeable(&fields[f]))) continue;
@@ -594,4 +625,16 @@ tagc_status tagc_gatherer_options_agree(tagc_comm *comm, tagc_status local,
                                     .shape = shape_of(gatherer_fields, N_GATHERER_FIELDS, mine.values)};
     }
     return agree(comm, local, gatherer_fields, N_GATHERER_FIELDS, &mine, identity, NULL);
+}
+
+tagc_status tagc_all_to_all_options_agree(tagc_comm *comm, tagc_status local,
+                                          const tagc_all_to_all_options *options, tagc_identity *identity) {
+    report mine = {0};
+    if (local == TAGC_OK) {
+        write_values(all_to_all_fields, N_ALL_TO_ALL_FIELDS, options, mine.values);
+        *identity = (tagc_identity){.noun = "all-to-all",
+                                    .tag = options->tag,
+                                    .shape = shape_of(all_to_all_fields, N_ALL_TO_ALL_FIELDS, mine.values)};
+    }
+    return agree(comm, local, all_to_all_fields, N_ALL_TO_ALL_FIELDS, &mine, identity, NULL);
 }

@@ -3,6 +3,7 @@
 #define TAGC_EXCHANGE_OPTIONS_H
 
 #include "core/status.h"
+#include "tagc/all_to_all.h"
 #include "tagc/tagc.h"
 #include "transport/identity.h"
 
@@ -63,6 +64,8 @@ tagc_status tagc_reducer_options_check_change(const tagc_reducer_options *now,
                                               const tagc_reducer_options *wanted);
 tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, int world_size,
                                         tagc_gatherer_options *out);
+tagc_status tagc_all_to_all_options_check(const tagc_all_to_all_options *options, int world_size,
+                                          tagc_all_to_all_options *out);
 
 /* Collective. Each rank passes the status of its own preparations, with its text in tagc_last_error(). All return the same:
  * the status of the lowest rank that failed, "rank 2: <its text>", or TAGC_ERR_MISMATCH if options differ. After TAGC_OK
@@ -73,5 +76,7 @@ tagc_status tagc_reducer_options_agree(tagc_comm *comm, tagc_status local,
                                        tagc_identity *identity, int *may_be_whole);
 tagc_status tagc_gatherer_options_agree(tagc_comm *comm, tagc_status local,
                                         const tagc_gatherer_options *options, tagc_identity *identity);
+tagc_status tagc_all_to_all_options_agree(tagc_comm *comm, tagc_status local,
+                                          const tagc_all_to_all_options *options, tagc_identity *identity);
 
 #endif

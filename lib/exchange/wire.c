@@ -52,6 +52,7 @@ static int is_saved(int kind) {
 
 static int version_of(int kind) {
     if (kind == TAGC_WIRE_STATE) return TAGC_WIRE_STATE_VERSION;
+    if (kind == TAGC_WIRE_CHANGES) return TAGC_WIRE_CHANGES_VERSION;
     return is_saved(kind) ? TAGC_WIRE_SAVED_VERSION : TAGC_WIRE_VERSION;
 }
 

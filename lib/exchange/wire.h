@@ -13,6 +13,7 @@
 /* Of what outlives a step, and names no unit of a comm: of a state, and of blocks and changes. */
 #define TAGC_WIRE_STATE_VERSION 2
 #define TAGC_WIRE_SAVED_VERSION 1
+#define TAGC_WIRE_CHANGES_VERSION 2
 enum { TAGC_WIRE_MAX_INDEX = 2 }; /* the largest tagc_index */
 
 typedef enum tagc_wire_kind {
@@ -32,7 +33,8 @@ typedef enum tagc_wire_kind {
         9, /* tagc/changes.h: what differs in n_elems elements of k bytes; coding 0 all of them, 1 the changes */
     TAGC_WIRE_LOSSLESS =
         10, /* lossless gathers: segment n_items of a row, n_elems; followed by the front of the body, as a fragment */
-    TAGC_WIRE_LAST = TAGC_WIRE_LOSSLESS
+    TAGC_WIRE_COUNTS = 11, /* all-to-all: what the sender has for others, see all_to_all.h */
+    TAGC_WIRE_LAST = TAGC_WIRE_COUNTS
 } tagc_wire_kind;
 
 #define TAGC_WIRE_FLAG_NONFINITE 1u /* the sender's unit holds NaN or Inf */
@@ -44,13 +46,15 @@ typedef struct tagc_wire_header {
     uint32_t flags; /* TAGC_WIRE_FLAG_ */
     uint32_t rank;  /* of the sender; state: of the rank that saved it */
     uint32_t
-        k; /* the most elements that the sender selects in a shard; state: values of a row; blocks: values per scale; changes: bytes of an element */
-    uint64_t n_elems; /* of the shard, below 2^32; state: of the unit; blocks, changes: of the array */
+        k; /* the most elements that the sender selects in a shard; state: values of a row; blocks: values per scale; changes: bytes of an element; counts: the rank that failed */
+    uint64_t
+        n_elems; /* of the shard, below 2^32; state: of the unit; blocks, changes: of the array; counts: ranks */
     uint32_t unit; /* identity of the reducer or gatherer (transport/identity.h); state, blocks, changes: 0 */
-    uint32_t n_items;  /* elements in the body; agreement: leftovers of the sender's shard; state: rows */
+    uint32_t
+        n_items; /* elements in the body; agreement: leftovers of the sender's shard; state: rows; counts: numbers of 8 bytes */
     uint32_t attempt;  /* union: added to the seed of the sketch's hashes */
     float max_abs;     /* index: largest |acc| of the fragment; union: the largest over ranks */
-    uint32_t status;   /* agreement: tagc_status of the sender */
+    uint32_t status;   /* agreement, counts: tagc_status of the sender */
     uint64_t body_sum; /* fragment and lossless, instead of attempt and max_abs: tagc_wire_sum of the body */
     uint32_t longest
         [2]; /* agreement, instead of attempt and max_abs: bytes of the longest body, and of the body of sums */

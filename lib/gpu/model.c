@@ -108,8 +108,8 @@ static uint32_t list_options(const tagc_model_part *parts, uint32_t n_parts, int
         tagc_reducer_options of_part = options[--n];
         for (uint32_t i = 0; i < parts[p].n_members; i++, n++) {
             options[n] = of_part;
-            options[n].n_elems =
-                tagc_padded_elems(model->tensors[parts[p].members[i]].chunk * n_rows, model->n_hosts);
+            uint64_t room = tagc_member_room(model, &model->tensors[parts[p].members[i]]);
+            options[n].n_elems = tagc_padded_elems(room * n_rows, model->n_hosts);
         }
     }
     return n;

@@ -313,17 +313,10 @@ static void lay_out_again(tagc_model_part *parts, uint32_t n_parts) {
     for (uint32_t p = 0; p < n_parts; p++) tagc_part_lay_out(&parts[p]);
 }
 
-/* Copies chunks of a tensor between rows of two parts. */
-static void copy_chunks(const tagc_member *t, const float *from, uint64_t from_width, uint64_t offset,
-                        float *to, uint64_t to_width, uint64_t n_rows) {
-    for (uint64_t row = 0; row < n_rows; row++)
-        memcpy(to + row * to_width + t->offset, from + row * from_width + offset, t->chunk * sizeof *to);
-}
-
 /* Hands the residual of one part to those where its tensors are now. to (n,): their new residuals. */
 static tagc_status hand_over(const tagc_model_part *from, const tagc_model_part *parts, float *const *to) {
     const tagc_model *model = from->model;
-    uint64_t n = from->set_aside ? from->n_set_aside : tagc_reducer_residual_elems(from->reducer), offset = 0;
+    uint64_t n = from->set_aside ? from->n_set_aside : tagc_reducer_residual_elems(from->reducer);
     void *memory = NULL;
     tagc_status status = TAGC_OK;
     if (n == 0) return TAGC_OK;
@@ -332,11 +325,16 @@ static tagc_status hand_over(const tagc_model_part *from, const tagc_model_part 
         status = tagc_reducer_get_residual(from->reducer, memory, n);
     }
     const float *residual = from->set_aside ? from->set_aside : memory;
-    for (uint32_t i = 0; status == TAGC_OK && i < from->n_members; i++) {
-        const tagc_member *t = &model->tensors[from->members[i]];
-        float *values = to[t->part - parts];
-        if (values) copy_chunks(t, residual, from->width, offset, values, t->part->width, n / from->width);
-        offset += t->chunk;
+    for (uint64_t row = 0; status == TAGC_OK && row < n / from->width; row++) {
+        uint64_t at = row * from->width; /* in the former part, whose tensors had other offsets */
+        for (uint32_t i = 0; i < from->n_members; i++) {
+            const tagc_member *t = &model->tensors[from->members[i]];
+            tagc_slot slot = tagc_member_slot(model, t, tagc_model_row_owner(model, row));
+            float *values = to[t->part - parts];
+            if (values)
+                memcpy(values + row * t->part->width + slot.offset, residual + at, slot.room * sizeof *values);
+            at += slot.room;
+        }
     }
     tagc_memory_destroy(memory);
     return status;

@@ -6,7 +6,8 @@
  *   SHARD                   | place 0: host 0 | host 1 | ... | place 1: host 0 | ...       (L, H, width)
  *   HOST_SHARD, UNIT        | place 0 | place 1 | ...                                      (L, width)
  *
- * In a flat, owner o has positions [o * width, (o + 1) * width), and `offset` is where a tensor begins.
+ * In a flat, owner o has positions [o * width, (o + 1) * width), and `offset` is where a tensor begins. With ranges of the caller's, his
+ * row has his elements of each tensor, one after the other.
  */
 #include "codec/elements.h"
 #include "unit/unit.h"
@@ -38,15 +39,48 @@ uint64_t tagc_part_own_row(const tagc_model_part *part) {
     return row_of(model, (uint64_t)(model->rank % model->n_owners)) * part->width;
 }
 
+tagc_slot tagc_member_slot(const tagc_model *model, const tagc_member *t, uint64_t owner) {
+    if (t->begins)
+        return (tagc_slot){t->offsets[owner], t->begins[owner], t->begins[owner + 1] - t->begins[owner],
+                           t->begins[owner + 1] - t->begins[owner]};
+    if (!tagc_model_is_flat(model)) {
+        uint64_t first = owner * t->chunk, n_left = first < t->n_elems ? t->n_elems - first : 0;
+        return (tagc_slot){t->offset, first, n_left < t->chunk ? n_left : t->chunk, t->chunk};
+    }
+    uint64_t width = t->part->width, begin = owner * width, end = begin + width, last = t->offset + t->n_elems;
+    uint64_t from = begin < t->offset ? t->offset : begin < last ? begin : last, to = end < last ? end : last;
+    uint64_t n = to > from ? to - from : 0;
+    return (tagc_slot){from > begin ? from - begin : 0, from - t->offset, n, n};
+}
+
+uint64_t tagc_model_row_owner(const tagc_model *model, uint64_t row) {
+    uint64_t n_places = (uint64_t)model->n_places, place = (uint64_t)model->place;
+    return has_rows_of_hosts(model) ? row * n_places + place : place;
+}
+
+static uint64_t owner_of_element(const tagc_model_part *part, const tagc_member *t, uint64_t element) {
+    if (!t->begins)
+        return tagc_model_is_flat(part->model) ? (t->offset + element) / part->width : element / t->chunk;
+    uint64_t low = 0, high = (uint64_t)part->model->n_owners;
+    while (high - low > 1) {
+        uint64_t middle = low + (high - low) / 2;
+        if (t->begins[middle] <= element)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 /* Where an element is: its owner, its position in the owner's row, and how many elements from there on are beside it. */
 typedef struct spot {
     uint64_t owner, in_row, n;
 } spot;
 
 static spot spot_of(const tagc_model_part *part, const tagc_member *tensor, uint64_t element) {
-    int is_flat = tagc_model_is_flat(part->model);
-    uint64_t at = is_flat ? tensor->offset + element : element, chunk = is_flat ? part->width : tensor->chunk;
-    return (spot){at / chunk, at % chunk + (is_flat ? 0 : tensor->offset), chunk - at % chunk};
+    uint64_t owner = owner_of_element(part, tensor, element);
+    tagc_slot slot = tagc_member_slot(part->model, tensor, owner);
+    return (spot){owner, slot.offset + (element - slot.first), slot.first + slot.room - element};
 }
 
 void tagc_part_stretches(const tagc_model_part *part, const tagc_member *tensor, uint64_t first, uint64_t n,
@@ -78,15 +112,17 @@ typedef struct stretch {
 static stretch stretch_at(const tagc_model_part *part, uint64_t at, uint64_t end, uint32_t *hint) {
     const tagc_model *model = part->model;
     uint64_t owner = owner_of(model, at / part->width), in_row = at % part->width, n = part->width - in_row;
-    uint64_t is_flat = (uint64_t)tagc_model_is_flat(model), position = in_row + is_flat * owner * part->width;
     if (n > end - at) n = end - at;
-    if (*hint >= part->n_members || model->tensors[part->members[*hint]].offset > position) *hint = 0;
+    if (*hint >= part->n_members ||
+        tagc_member_slot(model, &model->tensors[part->members[*hint]], owner).offset > in_row)
+        *hint = 0;
     for (; *hint < part->n_members; ++*hint) {
         const tagc_member *t = &model->tensors[part->members[*hint]];
-        uint64_t in_slot = position - t->offset, slot = is_flat ? t->n_elems : t->chunk;
-        if (in_slot >= slot) continue;
-        stretch s = {t, owner * t->chunk + in_slot, 0, slot - in_slot < n ? slot - in_slot : n};
-        if (s.first < t->n_elems) s.n_real = t->n_elems - s.first < s.n ? t->n_elems - s.first : s.n;
+        tagc_slot slot = tagc_member_slot(model, t, owner);
+        if (in_row < slot.offset || in_row - slot.offset >= slot.room) continue;
+        uint64_t in_slot = in_row - slot.offset, n_real = in_slot < slot.n ? slot.n - in_slot : 0;
+        stretch s = {t, slot.first + in_slot, 0, slot.room - in_slot < n ? slot.room - in_slot : n};
+        s.n_real = n_real < s.n ? n_real : s.n;
         return s;
     }
     return (stretch){.n = n};
@@ -339,13 +375,34 @@ void tagc_member_owned(const tagc_model *model, int rank, const tagc_member *ten
     *first = 0;
     *n = tensor->n_elems;
     if (model->options.output == TAGC_OUTPUT_UNIT) return;
-    int is_flat = tagc_model_is_flat(model);
-    uint64_t chunk = is_flat ? tensor->part->width : tensor->chunk, before = is_flat ? tensor->offset : 0;
-    uint64_t begin = owner * chunk, end = begin + chunk;
-    begin = begin > before ? begin - before : 0;
-    end = end > before ? end - before : 0;
-    *first = begin < tensor->n_elems ? begin : tensor->n_elems;
-    *n = (end < tensor->n_elems ? end : tensor->n_elems) - *first;
+    tagc_slot slot = tagc_member_slot(model, tensor, owner);
+    *first = slot.n > 0 ? slot.first : 0;
+    *n = slot.n;
+}
+
+uint64_t tagc_member_room(const tagc_model *model, const tagc_member *tensor) {
+    uint64_t most = tensor->chunk;
+    for (int owner = 0; tensor->begins && owner < model->n_owners; owner++) {
+        uint64_t n = tensor->begins[owner + 1] - tensor->begins[owner];
+        if (n > most) most = n;
+    }
+    return most;
+}
+
+/* The longest row of ranges of the caller's. Sets where tensors begin in each. */
+static uint64_t lay_ranges_out(tagc_model_part *part) {
+    tagc_model *model = part->model;
+    uint64_t width = 0;
+    for (int owner = 0; owner < model->n_owners; owner++) {
+        uint64_t n = 0;
+        for (uint32_t i = 0; i < part->n_members; i++) {
+            const tagc_member *t = &model->tensors[part->members[i]];
+            t->offsets[owner] = n;
+            n += t->begins[owner + 1] - t->begins[owner];
+        }
+        if (n > width) width = n;
+    }
+    return width;
 }
 
 void tagc_part_lay_out(tagc_model_part *part) {
@@ -357,6 +414,7 @@ void tagc_part_lay_out(tagc_model_part *part) {
         tensor->offset = width;
         width += tagc_model_is_flat(model) ? tensor->n_elems : tensor->chunk;
     }
+    if (model->ranges) width = lay_ranges_out(part);
     if (tagc_model_is_flat(model))
         width = tagc_padded_elems(width, model->world_size) / (uint64_t)model->n_owners;
     else if (!has_rows_of_hosts(model)) /* the hosts cut what all of them get among themselves */
@@ -404,6 +462,9 @@ static void place_tables(tagc_model *model, tagc_arena *arena, size_t name_bytes
     model->numbers = tagc_arena_take(arena, n, sizeof *model->numbers);
     model->counts = tagc_arena_take(arena, n, sizeof *model->counts);
     model->full = tagc_arena_take(arena, n, sizeof *model->full);
+    if (model->options.cut != TAGC_CUT_RANGES) return;
+    model->ranges = tagc_arena_take(arena, n * ((size_t)model->n_owners + 1), sizeof *model->ranges);
+    model->offsets = tagc_arena_take(arena, n * (size_t)model->n_owners, sizeof *model->offsets);
 }
 
 static uint64_t samples_of(uint64_t n_elems) {
@@ -415,10 +476,29 @@ static tagc_status fill_tensor(tagc_model *model, const tagc_tensor *t, tagc_mem
     int is_by_name = t->kind == TAGC_CLASS_BY_NAME;
     out->name = name;
     out->unit = t->unit;
-    out->chunk = tagc_model_is_flat(model) ? 0 : (n_rows + n_owners - 1) / n_owners * (out->n_elems / n_rows);
+    if (model->options.cut == TAGC_CUT_ROWS)
+        out->chunk = (n_rows + n_owners - 1) / n_owners * (out->n_elems / n_rows);
     out->kind = is_by_name ? TAGC_CLASS_DENSE : (tagc_class)t->kind;
     if (!is_by_name) return TAGC_OK;
     return tagc_classify(t->name, t->shape, t->n_dims, model->options.min_elems, &out->kind, NULL);
+}
+
+/* Copies the ranges of tensor i. */
+static tagc_status fill_ranges(tagc_model *model, size_t i) {
+    size_t n_owners = (size_t)model->n_owners;
+    tagc_member *t = &model->tensors[i];
+    uint64_t *begins = model->ranges + i * (n_owners + 1);
+    memcpy(begins, model->options.ranges + i * (n_owners + 1), (n_owners + 1) * sizeof *begins);
+    int is_whole = begins[0] == 0 && begins[n_owners] == t->n_elems;
+    for (size_t owner = 0; owner < n_owners; owner++) is_whole &= begins[owner] <= begins[owner + 1];
+    if (!is_whole)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "ranges of %s go from %llu to %llu, must go up from 0 to %llu, its elements", t->name,
+                         (unsigned long long)begins[0], (unsigned long long)begins[n_owners],
+                         (unsigned long long)t->n_elems);
+    t->begins = begins;
+    t->offsets = model->offsets + i * n_owners;
+    return TAGC_OK;
 }
 
 static tagc_status fill_units(tagc_model *model, uint32_t *members) {
@@ -469,9 +549,11 @@ tagc_status tagc_model_lay_out(tagc_model *model, const tagc_tensor *tensors, si
         memcpy(names, tensors[i].name, n_bytes);
         TAGC_TRY(check_tensor(&tensors[i], i, n_tensors, &out->n_elems));
         TAGC_TRY(fill_tensor(model, &tensors[i], out, names));
+        if (model->ranges) TAGC_TRY(fill_ranges(model, i));
         out->apart = model->options.apart ? model->options.apart[i] : 0;
         names += n_bytes;
     }
     model->options.apart = NULL; /* the caller's */
+    model->options.ranges = NULL;
     return fill_units(model, members);
 }

@@ -21,8 +21,8 @@ static const tagc_model_options default_options = {.moment = TAGC_MOMENT_STAYS,
                                                    .result_format = -1,
                                                    .result_sparsity = -1};
 static const tagc_sized options_struct = {"tagc_model_options", sizeof(tagc_model_options),
-                                          offsetof(tagc_model_options, apart) +
-                                              sizeof(uint32_t *), /* the last field of version 0.3 */
+                                          offsetof(tagc_model_options, ranges) +
+                                              sizeof(uint64_t *), /* the last field of version 0.3 */
                                           &default_options};
 
 void tagc_model_options_init_sized(tagc_model_options *options, size_t struct_bytes) {
@@ -56,15 +56,20 @@ static tagc_status check_options(const tagc_model_options *o, int n_places) {
     if (o->residual != -1 && o->residual != TAGC_FORMAT_FP32 && o->residual != TAGC_FORMAT_INT8 &&
         o->residual != TAGC_FORMAT_INT4)
         return tagc_fail(TAGC_ERR_ARGUMENT, "residual is %d, must be -1, FP32, INT8 or INT4", o->residual);
-    TAGC_TRY(check_choice("cut", o->cut, TAGC_CUT_ROWS, TAGC_CUT_FLAT_ARRAYS));
+    TAGC_TRY(check_choice("cut", o->cut, TAGC_CUT_ROWS, TAGC_CUT_RANGES));
     if (o->cut == TAGC_CUT_FLAT_ARRAYS && (o->gradient != TAGC_ELEMENT_FP32 || o->sum != TAGC_ELEMENT_FP32))
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
                          "cut is FLAT_ARRAYS, which are fp32, but gradient is %d and sum %d", o->gradient,
                          o->sum);
     if (!o->follows != !o->numbers)
         return tagc_fail(TAGC_ERR_ARGUMENT, "follows and numbers: one is NULL, and the other is not");
-    if (o->cut != TAGC_CUT_ROWS && (o->follows || o->rests))
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "follows and rests need the cut ROWS");
+    if ((o->cut == TAGC_CUT_FLAT || o->cut == TAGC_CUT_FLAT_ARRAYS) && (o->follows || o->rests))
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "follows and rests need the cut ROWS or RANGES");
+    if ((o->cut == TAGC_CUT_RANGES) != (o->ranges != NULL))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "cut is %d, and ranges %s: RANGES needs them, and no other cut",
+                         o->cut, o->ranges ? "are given" : "are NULL");
+    if (o->cut == TAGC_CUT_RANGES && o->output == TAGC_OUTPUT_UNIT)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "cut is RANGES, and output UNIT, of which nobody owns a part");
     int is_paper = o->exchange == TAGC_EXCHANGE_SKETCH || o->exchange == TAGC_EXCHANGE_PACKED;
     if (o->paper && !is_paper)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "paper is set, but exchange is none of the paper's");
@@ -236,6 +241,7 @@ static tagc_status compare(tagc_model *model) {
         uint64_t about[] = {t->n_elems, t->chunk, t->unit, (uint64_t)t->kind, t->apart};
         sum = mix(sum, t->name, strlen(t->name));
         sum = mix(sum, about, sizeof about);
+        if (t->begins) sum = mix(sum, t->begins, ((size_t)model->n_owners + 1) * sizeof *t->begins);
     }
     return tagc_model_compare(model, sum,
                               "its tensors or options: names, lengths, units, classes and options must be");

@@ -73,7 +73,7 @@ tagc_status tagc_model_forget(tagc_model *model) {
 
 /* ---- tensors that rest ---- */
 
-/* resting: | kept (n) | sent (n) |. The chunk of a tensor lies in every row. */
+/* resting: | kept (n) | sent (n) |. Every row has a slot of a tensor. */
 static tagc_status withdraw(const tagc_model *model, const tagc_model_unit *unit, tagc_model_part *part) {
     uint64_t n = tagc_reducer_residual_elems(part->reducer);
     float *kept = part->resting, *sent = kept + n;
@@ -85,11 +85,13 @@ static tagc_status withdraw(const tagc_model *model, const tagc_model_unit *unit
             fill_with_zero(kept, n);
             part->rests = 1;
         }
-        for (uint64_t row = 0; row < n / part->width; row++)
-            for (uint64_t k = row * part->width + t->offset, end = k + t->chunk; k < end; k++) {
+        for (uint64_t row = 0; row < n / part->width; row++) {
+            tagc_slot slot = tagc_member_slot(model, t, tagc_model_row_owner(model, row));
+            for (uint64_t k = row * part->width + slot.offset, end = k + slot.room; k < end; k++) {
                 kept[k] = sent[k];
                 sent[k] = TAGC_ZERO_RESIDUAL;
             }
+        }
     }
     return part->rests ? tagc_reducer_set_residual(part->reducer, sent, n) : TAGC_OK;
 }

@@ -138,12 +138,19 @@ static tagc_status write_to_memory(void *context, const void *bytes, size_t n) {
     return TAGC_OK;
 }
 
+static tagc_status check_cut(const tagc_model *model) {
+    if (!model->ranges) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                     "the cut is RANGES, which a saved state does not tell: _get_residual has what is not sent");
+}
+
 tagc_status tagc_model_save(const tagc_model *model, void *bytes, size_t n_bytes, size_t *n_written) {
     writer size = {0};
     char *at = bytes;
     if (!n_written) return tagc_fail(TAGC_ERR_ARGUMENT, "n_written is NULL");
     TAGC_TRY(tagc_model_check_idle(model, "save"));
     TAGC_TRY(tagc_model_check_own_schedule(model, "save"));
+    TAGC_TRY(check_cut(model));
     TAGC_TRY(write_all(model, &size));
     *n_written = size.n;
     if (!bytes) return TAGC_OK;
@@ -675,6 +682,7 @@ tagc_status tagc_model_load(tagc_model *model, const void *const *files, const s
     saved_about about;
     TAGC_TRY(tagc_model_check_idle(model, "load"));
     TAGC_TRY(tagc_model_check_own_schedule(model, "load"));
+    TAGC_TRY(check_cut(model));
     tagc_status status = tagc_model_agree(model, read_files(model, files, sizes, n_files, &taken));
     if (status == TAGC_OK) status = tagc_model_agree(model, agree_on_files(model, &taken, &about));
     if (status == TAGC_OK) {

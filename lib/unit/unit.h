@@ -62,7 +62,8 @@ typedef struct tagc_model_device {
 typedef struct tagc_member {
     const char *name;
     uint64_t n_elems;
-    uint64_t chunk; /* elements that an owner has of it, but for the last ones; 0 in a flat */
+    uint64_t chunk; /* elements that an owner has of it, but for the last ones; 0 in a flat and with ranges */
+    const uint64_t *begins; /* (n_owners + 1,): each owner has the elements from here to the next; NULL without ranges */
     uint32_t unit;
     tagc_class kind;
     uint32_t apart;
@@ -72,7 +73,8 @@ typedef struct tagc_member {
     uint64_t n_samples, first_sample; /* in model->positions */
     tagc_schedule_plan plan;
     tagc_model_part *part;
-    uint64_t offset; /* of its chunk in a row of the part; in a flat, of its first element */
+    uint64_t offset;   /* of its chunk in a row of the part; in a flat, of its first element */
+    uint64_t *offsets; /* (n_owners,) of its elements in each owner's row; NULL without ranges */
     /* Its pieces in the exchange under way, in the unit's lists. */
     size_t first_gradient, n_gradients, first_sum, n_sums;
 } tagc_member;
@@ -151,6 +153,7 @@ struct tagc_model {
     uint32_t n_units;
     void *memory;               /* of the tables above */
     tagc_schedule *schedule;    /* NULL: nothing is scheduled; options.follows: the caller's */
+    uint64_t *ranges, *offsets; /* of all tensors, see tagc_member; NULL without ranges */
     uint64_t *positions;        /* of samples, in their tensors */
     float *samples;             /* of one part: (most,) */
     uint32_t *numbers, *counts; /* (n_tensors,) arguments of tagc_schedule_add */
@@ -166,7 +169,7 @@ struct tagc_model {
 
 /* 1: tensors lie end to end in flats. */
 static inline int tagc_model_is_flat(const tagc_model *model) {
-    return model->options.cut != TAGC_CUT_ROWS;
+    return model->options.cut == TAGC_CUT_FLAT || model->options.cut == TAGC_CUT_FLAT_ARRAYS;
 }
 /* 1: ranks of a host add up here; 0: each host has one rank, or the caller does it. */
 static inline int tagc_model_adds_up(const tagc_model *model) {
@@ -179,7 +182,7 @@ static inline int tagc_model_is_plain(const tagc_model *model) {
 
 /* Elements of a tensor as it is exchanged: rows with padding. */
 static inline uint64_t tagc_member_exchanged(const tagc_model *model, const tagc_member *t) {
-    return tagc_model_is_flat(model) ? t->n_elems : t->chunk * (uint64_t)model->n_owners;
+    return t->chunk == 0 ? t->n_elems : t->chunk * (uint64_t)model->n_owners;
 }
 
 /* ---- layout.c ---- */
@@ -188,6 +191,15 @@ static inline uint64_t tagc_member_exchanged(const tagc_model *model, const tagc
 tagc_status tagc_model_lay_out(tagc_model *model, const tagc_tensor *tensors, size_t n_tensors);
 /* Sets width and offsets of a part whose members are known. */
 void tagc_part_lay_out(tagc_model_part *part);
+/* What an owner's row has of a tensor: elements [first, first + n), from `offset` on, in `room` positions. */
+typedef struct tagc_slot {
+    uint64_t offset, first, n, room;
+} tagc_slot;
+tagc_slot tagc_member_slot(const tagc_model *model, const tagc_member *tensor, uint64_t owner);
+/* The owner of row `row` of what this rank exchanges between hosts. */
+uint64_t tagc_model_row_owner(const tagc_model *model, uint64_t row);
+/* The most positions that an owner's row has of a tensor; 0 in a flat. */
+uint64_t tagc_member_room(const tagc_model *model, const tagc_member *tensor);
 /* Elements of one place's row of the part's array. */
 uint64_t tagc_part_place_elems(const tagc_model_part *part);
 /* Where the row begins that this rank owns. */

@@ -4,7 +4,7 @@
 
 #include "exchange/device_memory.h"
 
-/* Where gradients become fewer bytes: compress(codec=) of tagc.torch. */
+/* Where gradients become fewer bytes: Options(codec=) of tagc.torch. */
 typedef enum tagc_codec_place { TAGC_CODEC_ON_DEVICE, TAGC_CODEC_ON_HOST } tagc_codec_place;
 
 /* Sizes of the memory of GPUs that a plan speaks of, in GB. */

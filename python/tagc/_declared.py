@@ -37,6 +37,7 @@ LEVELS = {"fresh": 0, "every": 1, "largest": 2, "last": 3}
 MOMENTS = {"stays": 0, "shortens": 1, "none": 2}
 CLASSES = {"compressed": 0, "mild": 1, "dense": 2}
 ELEMENTS = {"fp32": 0, "bf16": 1, "fp16": 2}
+CUTS = {"rows": 0, "flat": 1, "flat arrays": 2, "ranges": 3}
 N_LEGS = 6
 MAX_LEGS = 16
 N_PHASES = 5
@@ -188,7 +189,7 @@ class ModelOptions(Structure):
         ("paper", c_void_p), ("cut", c_int), ("block", c_int), ("result_format", c_int),
         ("result_sparsity", c_double), ("follows", c_void_p), ("numbers", POINTER(c_uint32)),
         ("tag", c_uint64), ("rests", c_uint64), ("name", c_char_p), ("summed", c_uint64),
-        ("apart", POINTER(c_uint32)),
+        ("apart", POINTER(c_uint32)), ("ranges", POINTER(c_uint64)),
     ]
 
 
@@ -204,6 +205,21 @@ class BlocksOptions(Structure):
     _fields_ = [
         ("struct_bytes", c_size_t), ("format", c_int), ("block", c_int), ("element", c_int),
         ("rounding", c_int), ("seed", c_uint64),
+    ]
+
+
+class AllToAllOptions(Structure):
+    _fields_ = [
+        ("struct_bytes", c_size_t), ("tag", c_uint64), ("ranks_per_host", c_int), ("min_elems", c_int),
+    ]
+
+
+class AllToAllCall(Structure):
+    _fields_ = [
+        ("struct_bytes", c_size_t), ("input", c_void_p), ("n_input", c_uint64), ("output", c_void_p),
+        ("n_output", c_uint64), ("sends", POINTER(c_uint64)), ("receives", POINTER(c_uint64)),
+        ("n_counts", c_uint64), ("blocks", POINTER(BlocksOptions)), ("element_bytes", c_uint64),
+        ("sent_word", c_uint64), ("expected_word", c_uint64),
     ]
 
 
@@ -414,6 +430,16 @@ FUNCTIONS: dict[str, dict[str, tuple[list[Any], Any]]] = {
         "tagc_blocks_bytes": ([POINTER(BlocksOptions), c_uint64, POINTER(c_uint64)], c_int),
         "tagc_blocks_encode": ([POINTER(BlocksOptions), c_void_p, c_uint64, c_void_p, c_uint64], c_int),
         "tagc_blocks_decode": ([POINTER(BlocksOptions), c_void_p, c_uint64, c_void_p, c_uint64], c_int),
+    },
+    "all_to_all.h": {
+        "tagc_all_to_all_options_init_sized": ([POINTER(AllToAllOptions), c_size_t], None),
+        "tagc_all_to_all_call_init_sized": ([POINTER(AllToAllCall), c_size_t], None),
+        "tagc_all_to_all_create": ([c_void_p, POINTER(AllToAllOptions), POINTER(c_void_p)], c_int),
+        "tagc_all_to_all_begin": ([c_void_p, POINTER(AllToAllCall)], c_int),
+        "tagc_all_to_all_fail": ([c_void_p, c_int, c_char_p], c_int),
+        "tagc_all_to_all_end": ([c_void_p], c_int),
+        "tagc_all_to_all_run": ([c_void_p, POINTER(AllToAllCall)], c_int),
+        "tagc_all_to_all_destroy": ([c_void_p], None),
     },
     "changes.h": {
         "tagc_changes_max_bytes": ([c_int, c_uint64, POINTER(c_uint64)], c_int),

@@ -7,7 +7,7 @@ rm -rf "$scratch" && mkdir -p "$scratch"
 . "$(dirname "${BASH_SOURCE[0]}")/list_fields.sh"
 places() { # <name> <headers to compile with>
     {
-        printf '#include <stdio.h>\n#include <tagc/paper.h>\n#include <tagc/native.h>\n#include <tagc/blocks.h>\n#include <tagc/model.h>\nint main(void) {\n'
+        printf '#include <stdio.h>\n#include <tagc/paper.h>\n#include <tagc/native.h>\n#include <tagc/all_to_all.h>\n#include <tagc/model.h>\nint main(void) {\n'
         list_fields "$older" | while read -r type field; do
             printf 'printf("%s.%s at %%zu, %%zu bytes\\n", offsetof(%s, %s), sizeof((%s *)0)->%s);\n' \
                 "$type" "$field" "$type" "$field" "$type" "$field"

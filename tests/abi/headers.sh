@@ -11,7 +11,7 @@ for header in "$headers"/tagc/*.h; do # -fpreprocessed takes the comments out
     echo "$header has what ctypes cannot load: $found" && exit 1
 done
 {
-    printf '#include <tagc/paper.h>\n#include <tagc/native.h>\n#include <tagc/blocks.h>\n#include <tagc/model.h>\n'
+    printf '#include <tagc/paper.h>\n#include <tagc/native.h>\n#include <tagc/all_to_all.h>\n#include <tagc/model.h>\n'
     list_fields "$headers" | awk '{ last[$1] = $2 } END { for (type in last) print type, last[type] }' |
         while read -r type field; do
             printf '_Static_assert(offsetof(%s, %s) + sizeof((%s *)0)->%s == sizeof(%s), "%s ends in padding");\n' \

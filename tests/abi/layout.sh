@@ -10,12 +10,12 @@ rm -rf "$scratch" && mkdir -p "$scratch"
     echo '#include <tagc/paper.h>'
     echo '#include <tagc/tagc.h>'
     echo '#include <tagc/native.h>'
-    echo '#include <tagc/blocks.h>'
+    echo '#include <tagc/all_to_all.h>'
     echo '#include <tagc/changes.h>'
-    for type in $(cat "$older"/tagc/{tagc,paper,native,blocks}.h | grep -oE '^} tagc_[a-z_]+;' | tr -d '}; '); do
+    for type in $(cat "$older"/tagc/{tagc,paper,native,blocks,all_to_all}.h | grep -oE '^} tagc_[a-z_]+;' | tr -d '}; '); do
         echo "extern $type *probe_of_$type; $type *probe_of_$type;"
     done
-    for function in $(cat "$older"/tagc/{tagc,paper,native,blocks,changes}.h | tr '\n' ' ' | grep -oE 'TAGC_API [^;(]*\(' | grep -oE 'tagc_[a-z_0-9]+\($' |
+    for function in $(cat "$older"/tagc/{tagc,paper,native,blocks,all_to_all,changes}.h | tr '\n' ' ' | grep -oE 'TAGC_API [^;(]*\(' | grep -oE 'tagc_[a-z_0-9]+\($' |
         tr -d '('); do
         echo "extern __typeof__(&$function) probe_of_$function; __typeof__(&$function) probe_of_$function;"
     done

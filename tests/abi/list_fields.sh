@@ -1,6 +1,6 @@
 # list_fields FOLDER: prints "type field" for every field of a public struct in the headers of that folder.
 list_fields() {
-    cat "$1"/tagc/{tagc,paper,native,blocks,model}.h | awk '
+    cat "$1"/tagc/{tagc,paper,native,blocks,all_to_all,model}.h | awk '
         /^typedef struct tagc_[a-z_]+ \{/ { type = $3; next }
         /^} / { type = "" }
         type != "" && /;$/ && !/^ *(\/\*|\*)/ {

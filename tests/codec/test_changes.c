@@ -4,6 +4,7 @@
 #include "../repeats.h"
 #include "codec/bitmap.h"
 #include "codec/changes.h"
+#include "codec/classes.h"
 #include "codec/integers.h"
 #include "core/memory.h"
 #include "random.h"
@@ -56,58 +57,74 @@ static void put_bit(uint8_t *bytes, uint64_t *at, unsigned bit) {
     ++*at;
 }
 
-static uint64_t write_naively(int order, const uint32_t *values, size_t n, uint8_t *bytes) {
+static void put_naively(int order, uint32_t value, uint8_t *bytes, uint64_t *at) {
+    uint64_t q = (uint64_t)value + ((uint64_t)1 << order);
+    int length = 0;
+    while (q >> (length + 1)) length++;
+    for (int z = order; z < length; z++) put_bit(bytes, at, 0);
+    put_bit(bytes, at, 1);
+    for (int b = 0; b < length; b++) put_bit(bytes, at, q >> b & 1);
+}
+
+static uint64_t write_naively(const tagc_integers_pairs *pairs, uint8_t *bytes) {
     uint64_t at = 0;
-    for (size_t i = 0; i < n; i++) {
-        uint64_t q = (uint64_t)values[i] + ((uint64_t)1 << order);
-        int length = 0;
-        while (q >> (length + 1)) length++;
-        for (int z = order; z < length; z++) put_bit(bytes, &at, 0);
-        put_bit(bytes, &at, 1);
-        for (int b = 0; b < length; b++) put_bit(bytes, &at, q >> b & 1);
-    }
+    for (size_t i = 0; i < 2 * pairs->n; i++)
+        put_naively(pairs->order[i % 2], pairs->values[i % 2][i / 2], bytes, &at);
     return (at + 7) / 8;
+}
+
+static size_t n_readable(tagc_integers_reader reader, const tagc_integers_pairs *pairs) {
+    size_t n = 0;
+    uint32_t value;
+    while (n < 2 * pairs->n && tagc_integers_read(&reader, pairs->order[n % 2], UINT32_MAX, &value)) n++;
+    return n;
 }
 
 static void test_integers(void **state) {
     (void)state;
     HAS_ONE_THREAD();
-    enum { MOST = 400 };
+    enum { MOST = 200 };
     const int n_trials = REPEATS(3000, 500, 0);
     for (int trial = 0; trial < n_trials; trial++) {
         random_begin(2, (uint64_t)trial);
-        size_t n = random_below(trial % 2 ? 5 : MOST);
-        unsigned bits = 1 + (unsigned)random_below(32);
-        uint32_t values[MOST], value = 0;
-        for (size_t i = 0; i < n; i++) {
-            values[i] = (uint32_t)(random_u64() >> (32 + random_below(bits)));
-            if (random_below(20) == 0) values[i] = UINT32_MAX;
+        uint32_t values[2][MOST], value = 0;
+        tagc_integers_pairs pairs = {.values = {values[0], values[1]},
+                                     .n = random_below(trial % 2 ? 5 : MOST)};
+        for (int kind = 0; kind < 2; kind++) {
+            unsigned bits = 1 + (unsigned)random_below(32);
+            for (size_t i = 0; i < pairs.n; i++) {
+                values[kind][i] = (uint32_t)(random_u64() >> (32 + random_below(bits)));
+                if (random_below(20) == 0) values[kind][i] = UINT32_MAX;
+            }
+            pairs.order[kind] = trial % 3 ? tagc_integers_order(values[kind], pairs.n)
+                                          : (int)random_below(TAGC_INTEGERS_MAX_ORDER + 1);
         }
-        int order =
-            trial % 3 ? tagc_integers_order(values, n) : (int)random_below(TAGC_INTEGERS_MAX_ORDER + 1);
-        uint8_t *expected = calloc(9 * MOST, 1);
-        uint64_t n_bytes = write_naively(order, values, n, expected);
-        assert_int_equal(tagc_integers_bytes(order, values, n), n_bytes);
+        uint8_t *expected = calloc(2 * 9 * MOST, 1);
+        uint64_t n_bytes = write_naively(&pairs, expected);
+        assert_int_equal(tagc_integers_bytes(&pairs), n_bytes);
         uint8_t *bytes = room((size_t)n_bytes);
-        tagc_integers_write(order, values, n, bytes);
+        tagc_integers_write(&pairs, bytes);
         assert_memory_equal(bytes, expected, n_bytes);
-        tagc_integers_reader reader = {.bytes = bytes, .n_bits = 8 * n_bytes, .order = order};
-        for (size_t i = 0; i < n; i++) {
-            assert_true(tagc_integers_read(&reader, UINT32_MAX, &value));
-            assert_int_equal(value, values[i]);
+        tagc_integers_reader reader = {.bytes = bytes, .n_bits = 8 * n_bytes};
+        for (size_t i = 0; i < 2 * pairs.n; i++) {
+            assert_true(tagc_integers_read(&reader, pairs.order[i % 2], UINT32_MAX, &value));
+            assert_int_equal(value, values[i % 2][i / 2]);
         }
         assert_true(tagc_integers_ended(&reader));
-        if (n >
-            0) { /* what is larger than the caller takes, a stream with a byte less, and one with a bit behind the last code */
-            reader = (tagc_integers_reader){.bytes = bytes, .n_bits = 8 * n_bytes, .order = order};
-            assert_int_equal(tagc_integers_read(&reader, values[0] - 1, &value), values[0] == 0);
-            reader = (tagc_integers_reader){.bytes = bytes, .n_bits = 8 * (n_bytes - 1), .order = order};
-            size_t n_read = 0;
-            while (n_read < n && tagc_integers_read(&reader, UINT32_MAX, &value)) n_read++;
-            assert_true(n_read < n);
+        if (pairs.n > 0) { /* what is larger than the caller takes, and a stream with a byte less */
+            reader = (tagc_integers_reader){.bytes = bytes, .n_bits = 8 * n_bytes};
+            assert_int_equal(tagc_integers_read(&reader, pairs.order[0], values[0][0] - 1, &value),
+                             values[0][0] == 0);
+            reader = (tagc_integers_reader){.bytes = bytes, .n_bits = 8 * (n_bytes - 1)};
+            assert_true(n_readable(reader, &pairs) < 2 * pairs.n);
         }
         free(expected), free(bytes);
     }
+}
+
+static uint64_t bytes_at(int order, const uint32_t *values, size_t n) {
+    tagc_integers_pairs pairs = {.values = {values, values}, .order = {order, order}, .n = n};
+    return tagc_integers_bytes(&pairs);
 }
 
 /* The order that was chosen for a sample takes no more than 2 % above what the best one takes for all. */
@@ -120,12 +137,78 @@ static void test_order(void **state) {
         random_begin(3, (uint64_t)scale);
         for (size_t i = 0; i < N; i++)
             values[i] = (uint32_t)(abs((int)(random_normal() * (float)(1 << scale))));
-        uint64_t best = UINT64_MAX, chosen = tagc_integers_bytes(tagc_integers_order(values, N), values, N);
+        uint64_t best = UINT64_MAX, chosen = bytes_at(tagc_integers_order(values, N), values, N);
         for (int order = 0; order <= TAGC_INTEGERS_MAX_ORDER; order++) {
-            uint64_t n_bytes = tagc_integers_bytes(order, values, N);
+            uint64_t n_bytes = bytes_at(order, values, N);
             best = n_bytes < best ? n_bytes : best;
         }
         assert_true((double)chosen <= 1.02 * (double)best);
+    }
+}
+
+/* ---- classes ---- */
+
+static int class_of(size_t width, const uint8_t *from, const tagc_classes *classes) {
+    uint32_t value = 0;
+    int c = 0;
+    memcpy(&value, from, width);
+    value &= (uint32_t)(((uint64_t)1 << (8 * width - 1)) - 1);
+    for (int higher = 1; higher < classes->n; higher++)
+        if (value >> (width == 1 ? 0 : 8 * width - 9) >= classes->first[higher]) c = higher;
+    return c;
+}
+
+/* Any classes, at every level: lists as a plain count makes them, and positions from gaps alone. */
+static void test_classes(void **state) {
+    (void)state;
+    HAS_ONE_THREAD();
+    enum { MOST = 3000 };
+    const int n_trials = REPEATS(600, 150, 0);
+    for (int trial = 0; trial < n_trials; trial++) {
+        random_begin(5, (uint64_t)trial);
+        size_t width = widths[trial % 3], n = 1 + random_below(trial % 8 ? 300 : MOST), n_items = 0;
+        tagc_classes classes = {.n = 1};
+        for (int grade = 1; grade < 256 && classes.n < TAGC_CLASSES_MAX; grade++)
+            if (random_below(trial % 5 ? 12 : 300) == 0) classes.first[classes.n++] = (uint8_t)grade;
+        uint8_t *values = room(n * width), *bits = calloc(tagc_bitmap_bytes(n) + 1, 1);
+        uint32_t gaps[TAGC_CLASSES_MAX][MOST], items[TAGC_CLASSES_MAX][MOST], n_since[TAGC_CLASSES_MAX] = {0};
+        size_t counts[TAGC_CLASSES_MAX] = {0};
+        for (size_t i = 0; i < n * width; i++) values[i] = (uint8_t)random_u64();
+        for (size_t i = 0; i < n; i++) {
+            int c = class_of(width, values + i * width, &classes);
+            if (random_below(trial % 4 ? 9 : 1) == 0) {
+                bits[i / 8] |= (uint8_t)(1u << i % 8);
+                gaps[c][counts[c]] = n_since[c], items[c][counts[c]++] = (uint32_t)i;
+                n_since[c] = 0, n_items++;
+            } else {
+                n_since[c]++;
+            }
+        }
+        for (const tagc_classes_kernels *const *k = tagc_classes_kernels_all(); *k; k++) {
+            tagc_class_items of[TAGC_CLASSES_MAX] = {{0}};
+            uint32_t *rooms[2] = {room(4 * n_items), room(4 * n_items)};
+            size_t at = 0;
+            for (int c = 0; c < classes.n; at += counts[c++])
+                of[c] = (tagc_class_items){.n = counts[c], .gaps = rooms[0] + at, .items = rooms[1] + at};
+            tagc_classes_split(*k, width, &classes, values, bits, n, of);
+            for (int c = 0; c < classes.n; c++)
+                if (memcmp(of[c].gaps, gaps[c], 4 * counts[c]) ||
+                    memcmp(of[c].items, items[c], 4 * counts[c]))
+                    fail_msg("%s, width %zu, n %zu, class %d of %d", (*k)->name, width, n, c, classes.n);
+            memset(rooms[1], 0xff, 4 * n_items);
+            assert_true(tagc_classes_join(*k, width, &classes, values, n, of));
+            for (int c = 0; c < classes.n; c++) assert_memory_equal(of[c].items, items[c], 4 * counts[c]);
+            if (n_items > 0) { /* an element more than there is */
+                int c = 0;
+                while (counts[c] == 0) c++;
+                of[c].gaps[counts[c] - 1] += n_since[c] + 1;
+                assert_false(tagc_classes_join(*k, width, &classes, values, n, of));
+                of[c].gaps[counts[c] - 1] = UINT32_MAX;
+                assert_false(tagc_classes_join(*k, width, &classes, values, n, of));
+            }
+            free(rooms[0]), free(rooms[1]);
+        }
+        free(values), free(bits);
     }
 }
 
@@ -135,13 +218,18 @@ static void test_order(void **state) {
 static size_t make_body(size_t width, size_t n, uint8_t *before, uint8_t *after, uint8_t *body) {
     uint64_t n_changes;
     void *scratch;
+    tagc_changes_kernels kernels = tagc_changes_best();
     for (size_t i = 0; i < n * width; i++) before[i] = after[i] = (uint8_t)random_u64();
     size_t step = 1 + random_below(40);
     for (size_t i = random_below(9); i < n; i += step)
         after[i * width] ^= (uint8_t)(1 + random_below(random_below(2) ? 2 : 200));
-    assert_int_equal(tagc_memory_create(tagc_changes_encode_scratch_bytes(n), "scratch", &scratch), TAGC_OK);
-    size_t n_bytes = tagc_changes_body_encode(tagc_differ_kernels_all()[0], width, before, after, n, body,
-                                              scratch, &n_changes);
+    assert_int_equal(tagc_memory_create(tagc_changes_scratch_bytes(n, n), "scratch", &scratch), TAGC_OK);
+    size_t n_bytes =
+        tagc_changes_body_encode(&kernels, width, before, after, n, body, scratch, n, &n_changes);
+    if (n_changes > 0) /* with room for one item less */
+        assert_int_equal(tagc_changes_body_encode(&kernels, width, before, after, n, body + n_bytes, scratch,
+                                                  n_changes - 1, &n_changes),
+                         SIZE_MAX);
     tagc_memory_destroy(scratch);
     return n_bytes;
 }
@@ -152,10 +240,9 @@ static void test_hostile(void **state) {
     HAS_ONE_THREAD();
     enum { MOST = 700 };
     const int n_trials = REPEATS(20000, 4000, 0);
-    uint8_t before[4 * MOST], after[4 * MOST], sound[4 * MOST + 64];
-    void *scratch;
+    uint8_t before[4 * MOST], after[4 * MOST], sound[2 * (4 * MOST + 64)];
+    const tagc_changes_kernels kernels = tagc_changes_best();
     size_t n_taken = 0, n_refused = 0;
-    assert_int_equal(tagc_memory_create(tagc_changes_decode_scratch_bytes(), "scratch", &scratch), TAGC_OK);
     for (int trial = 0; trial < n_trials; trial++) {
         random_begin(4, (uint64_t)trial);
         size_t width = widths[trial % 3], n = 1 + random_below(MOST),
@@ -168,24 +255,29 @@ static void test_hostile(void **state) {
             body[random_below(random_below(2) ? n_given : 1 + n_given / 4)] ^=
                 (uint8_t)(1u << random_below(8));
         memcpy(values, before, n * width);
-        int is_whole, is_valid = tagc_changes_body_valid(width, body, n_given, n, &is_whole);
+        size_t most_items;
+        int is_whole, is_valid = tagc_changes_body_valid(width, body, n_given, n, &most_items, &is_whole);
         int is_sound = n_given == n_bytes && memcmp(body, sound, n_bytes) == 0;
         assert_true(is_valid || !is_sound);
         is_valid ? n_taken++ : n_refused++;
-        if (is_valid) tagc_changes_body_decode(width, body, values, n, scratch);
+        if (is_valid) {
+            void *scratch;
+            assert_int_equal(
+                tagc_memory_create(tagc_changes_scratch_bytes(0, most_items), "scratch", &scratch), TAGC_OK);
+            int is_done = tagc_changes_body_decode(&kernels, width, body, values, n, scratch, most_items);
+            assert_true(is_done || !is_sound);
+            tagc_memory_destroy(scratch);
+        }
         if (is_sound) assert_memory_equal(values, after, n * width);
         free(body), free(values);
     }
     assert_true(n_taken > (size_t)n_trials / 8 && n_refused > (size_t)n_trials / 8);
-    tagc_memory_destroy(scratch);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_differ),
-        cmocka_unit_test(test_integers),
-        cmocka_unit_test(test_order),
-        cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_differ),  cmocka_unit_test(test_integers), cmocka_unit_test(test_order),
+        cmocka_unit_test(test_classes), cmocka_unit_test(test_hostile),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -50,34 +50,6 @@ static uint64_t bits_at(const uint8_t *from, uint64_t *at, int n_bits) {
     return x;
 }
 
-/* Positions of a segment; returns their bytes. */
-static size_t oracle_positions(const uint8_t *from, size_t n, size_t k, uint32_t *items) {
-    size_t chunk = 2048, n_items = 0;
-    while (chunk < 32768 && (double)chunk * (double)k < 1280.0 * (double)n) chunk *= 2;
-    size_t n_chunks = (n + chunk - 1) / chunk, at = 8 + 4 * n_chunks;
-    assert_int_equal(number(from, 4), k);
-    int form = from[4];
-    for (size_t c = 0; c < n_chunks; c++) {
-        size_t here = n - c * chunk < chunk ? n - c * chunk : chunk, begin = n_items;
-        uint64_t bit = 0;
-        if (form == 0) {
-            for (size_t i = 0; i < here; i++)
-                if (bits_at(from + at, &bit, 1)) items[n_items++] = (uint32_t)(c * chunk + i);
-        } else {
-            size_t position = c * chunk;
-            for (uint32_t code = 0; code < number(from + 8 + 4 * c + 2, 2); code++) {
-                uint64_t v = bits_at(from + at, &bit, form);
-                position += v;
-                if (v != (1u << form) - 1) items[n_items++] = (uint32_t)position++;
-            }
-        }
-        assert_int_equal(n_items - begin, number(from + 8 + 4 * c, 2));
-        at += (bit + 7) / 8;
-    }
-    assert_int_equal(n_items, k);
-    return at;
-}
-
 /* The number of an element in the order of numbers, and the element of a number modulo 2^bits. */
 static int64_t rank_of(int bits, uint32_t element) {
     int64_t half = (int64_t)1 << (bits - 1);
@@ -91,31 +63,53 @@ static uint32_t element_of(int bits, int64_t rank) {
     return (uint32_t)(rank < 0 ? half - 1 - rank : rank);
 }
 
+static uint64_t golomb(const uint8_t *from, uint64_t *at, int order) {
+    int length = order;
+    while (!bits_at(from, at, 1)) length++;
+    uint64_t lower = bits_at(from, at, length);
+    return ((uint64_t)1 << length | lower) - ((uint64_t)1 << order);
+}
+
+static uint32_t grade_of(const uint8_t *element, size_t width) {
+    uint32_t magnitude = number(element, width) & (uint32_t)(((uint64_t)1 << (8 * width - 1)) - 1);
+    return width == 1 ? magnitude : magnitude >> (8 * width - 9);
+}
+
+/* Class by class: walks through the elements of the class, as the array was before. */
 static size_t oracle_segment(const uint8_t *from, size_t width, size_t n, uint8_t *values) {
-    size_t k = number(from, 4), at = 12;
-    int form = from[4], order = from[5], bits = 8 * (int)width;
-    uint32_t *items = room(4 * n);
-    for (size_t i = 0; i < k; i++) items[i] = (uint32_t)i;
-    if (k > 0 && k < n) at += oracle_positions(from + at, n, k, items);
-    uint64_t bit = 0;
-    for (size_t i = 0; i < k; i++) {
-        uint8_t *to = values + items[i] * width;
-        if (form != 1) {
-            memcpy(to, from + at + i * width, width);
-            continue;
-        }
-        int length = order;
-        while (!bits_at(from + at, &bit, 1)) length++;
-        int64_t q = (int64_t)(bits_at(from + at, &bit, length) | (uint64_t)1 << length),
-                integer = q - ((int64_t)1 << order);
-        int64_t difference = integer % 2 ? (integer + 1) / 2 : -(integer + 2) / 2;
-        uint32_t after = element_of(bits, rank_of(bits, number(to, width)) + difference);
-        memcpy(to, &after, width);
+    size_t k = number(from, 4), n_classes = from[5], at = 8 + 12 * n_classes, n_read = 0;
+    int bits = 8 * (int)width;
+    assert_int_equal(number(from + 6, 2), 0);
+    if (from[4] == 0) {
+        assert_int_equal(k, n);
+        memcpy(values, from + at, n * width);
+        return at + n * width;
     }
-    free(items);
-    size_t n_last = number(from + 8, 4);
-    assert_int_equal(n_last, form == 1 ? (bit + 7) / 8 : k * width);
-    return at + n_last;
+    uint8_t *before = room(n * width);
+    memcpy(before, values, n * width);
+    for (size_t c = 0; c < n_classes; c++) {
+        const uint8_t *row = from + 8 + 12 * c;
+        uint32_t first = row[0], end = c + 1 < n_classes ? row[12] : 256;
+        uint64_t bit = 0;
+        size_t i = 0;
+        for (uint32_t item = 0; item < number(row + 4, 4); item++, n_read++) {
+            uint64_t gap = golomb(from + at, &bit, row[1]);
+            int64_t integer = (int64_t)golomb(from + at, &bit, row[2]);
+            int64_t difference = integer % 2 ? (integer + 1) / 2 : -(integer + 2) / 2;
+            for (;; i++) {
+                assert_true(i < n);
+                uint32_t grade = grade_of(before + i * width, width);
+                if (grade >= first && grade < end && gap-- == 0) break;
+            }
+            uint32_t after = element_of(bits, rank_of(bits, number(before + i * width, width)) + difference);
+            memcpy(values + i++ * width, &after, width);
+        }
+        assert_int_equal((bit + 7) / 8, number(row + 8, 4));
+        at += number(row + 8, 4);
+    }
+    assert_int_equal(n_read, k);
+    free(before);
+    return at;
 }
 
 static void oracle(const uint8_t *message, uint64_t n_bytes, size_t width, size_t n, uint8_t *values) {
@@ -231,31 +225,65 @@ static void test_segments(void **state) {
     free(before), free(after);
 }
 
-/* Of changes by one unit up or down at random places: the entropy of the places and a bit for the sign at least; a twelfth of
- * the first more for gaps (a seventh for a bitmap), a bit for the integer, and the tables. */
+static double entropy_of(double p) { /* of a place, for each change */
+    return p > 0 && p < 1 ? -(p * log2(p) + (1 - p) * log2(1 - p)) / p : 0;
+}
+
+static double bits_per_change(const uint16_t *before, const uint16_t *after, size_t n, double *n_changed) {
+    uint64_t n_bytes, n_changes, most;
+    assert_int_equal(tagc_changes_max_bytes(2, n, &most), TAGC_OK);
+    uint8_t *message = room(most);
+    assert_int_equal(tagc_changes_encode(2, before, after, n, message, most, &n_bytes, &n_changes), TAGC_OK);
+    free(message);
+    *n_changed = (double)n_changes;
+    return 8 * (double)n_bytes / (double)n_changes;
+}
+
+/* Of changes by one unit up or down at random places: the entropy of the places and a bit for the sign at least; a twentieth of
+ * the first more for gaps (a seventh where many change), a bit for the integer, and the header and the table. */
 static void test_size(void **state) {
     (void)state;
     enum { N = 1 << 18 };
     static uint16_t before[N], after[N];
-    static uint8_t message[2 * N + 2 * HEADER];
     static const double densities[] = {0.003, 0.01, 0.03, 0.1, 0.3};
     random_state = 9;
     for (int c = 0; c < 5; c++) {
-        double p = densities[c], entropy = -(p * log2(p) + (1 - p) * log2(1 - p)) / p;
-        uint64_t n_bytes, n_changes;
+        double p = densities[c], n_changes;
         for (size_t i = 0; i < N; i++) {
             before[i] = (uint16_t)(0x3c00 + below(256));
             after[i] = (uint16_t)(before[i] + (uniform() < p ? (below(2) ? 1 : -1) : 0));
         }
-        assert_int_equal(
-            tagc_changes_encode(2, before, after, N, message, sizeof message, &n_bytes, &n_changes), TAGC_OK);
-        size_t chunk = 2048;
-        while (chunk < 32768 && (double)chunk * (double)n_changes < 1280.0 * N) chunk *= 2;
-        double bits = 8.0 * (double)n_bytes / (double)n_changes,
-               tables = 8.0 * (HEADER + 12 + 8 + 4.0 * N / (double)chunk);
-        assert_true(bits > entropy + 1);
-        assert_true(bits < (p < 0.05 ? 1.09 : 1.14) * entropy + 2.05 + tables / (double)n_changes);
+        double bits = bits_per_change(before, after, N, &n_changes), tables = 8.0 * (HEADER + 8 + 2 * 12);
+        assert_true(bits > entropy_of(p) + 1);
+        assert_true(bits < (p < 0.05 ? 1.05 : 1.14) * entropy_of(p) + 2.05 + tables / n_changes);
     }
+}
+
+/* As a step moves weights, each about as far: what is small changes more often. The message takes fewer bits than the places alone would
+ * if all changed alike, and at most a seventh and a table above their entropy among weights of one exponent. */
+static void test_clusters(void **state) {
+    (void)state;
+    enum { N = 1 << 20 };
+    static uint16_t before[N], after[N];
+    double n_of[256] = {0}, changes_of[256] = {0}, by_exponent = 0, n_changes;
+    random_state = 10;
+    for (size_t i = 0; i < N; i++) {
+        float weight = 0.02f * tagc_normal_of(tagc_next_random(&random_state));
+        before[i] = (uint16_t)(bits_of(weight) >> 16);
+        int exponent = before[i] >> 7 & 0xff;
+        double unit = ldexp(1, exponent - 127 - 7), p = 3e-7 / unit;
+        int is_changed = uniform() < p;
+        after[i] = (uint16_t)(before[i] + (is_changed ? (below(2) ? 1 : -1) : 0));
+        n_of[exponent]++;
+        changes_of[exponent] += is_changed;
+    }
+    double bits = bits_per_change(before, after, N, &n_changes);
+    for (int e = 0; e < 256; e++)
+        if (n_of[e] > 0) by_exponent += changes_of[e] * entropy_of(changes_of[e] / n_of[e]) / n_changes;
+    assert_true(n_changes / N > 0.002 && n_changes / N < 0.05);
+    assert_true(by_exponent < entropy_of(n_changes / N) - 1);
+    assert_true(bits < entropy_of(n_changes / N) + 1);
+    assert_true(bits < 1.14 * by_exponent + 2.05 + 8.0 * 16 * 12 / n_changes);
 }
 
 /* ---- what is refused ---- */
@@ -271,7 +299,7 @@ static void refused(tagc_status status, tagc_status expected, const char *text) 
 static void test_arguments(void **state) {
     (void)state;
     uint16_t values[4] = {0};
-    uint8_t message[HEADER + 12 + 8];
+    uint8_t message[HEADER + 8 + 8];
     uint64_t n_bytes;
     static const int wrong[] = {0, 3, 8, -1};
     for (int i = 0; i < 4; i++) {
@@ -293,14 +321,14 @@ static void test_arguments(void **state) {
     refused(tagc_changes_encode(2, values, values, 4, message, sizeof message, NULL, NULL), TAGC_ERR_ARGUMENT,
             "n_bytes is NULL");
     refused(tagc_changes_encode(2, values, values, 4, message, sizeof message - 1, &n_bytes, NULL),
-            TAGC_ERR_ARGUMENT, "max_bytes is 83, a message of 4 elements may need 84");
+            TAGC_ERR_ARGUMENT, "max_bytes is 79, a message of 4 elements may need 80");
     refused(tagc_changes_check(2, NULL, sizeof message, 4, NULL), TAGC_ERR_ARGUMENT, "message is NULL");
     refused(tagc_changes_apply(2, message, sizeof message, NULL, 4), TAGC_ERR_ARGUMENT, "values is NULL");
 }
 
-enum { N = 300, MOST = HEADER + 12 + 2 * N };
+enum { N = 300, MOST = HEADER + 8 + 2 * N };
 
-/* Some hundred bf16, of which some changed: with positions in gaps. */
+/* Some hundred bf16, of which some changed. */
 static uint64_t make_small(uint16_t *before, uint8_t *message) {
     uint16_t after[N];
     uint64_t n_bytes;
@@ -352,7 +380,7 @@ static void test_mismatch(void **state) {
 /* With a checksum to match, what would leave the array, or has bits or bytes too many, is refused all the same. */
 static void test_forged(void **state) {
     (void)state;
-    enum { POSITIONS = HEADER + 12, CASES = 11 };
+    enum { ROW = HEADER + 8, CASES = 15 };
     for (int c = 0; c < CASES; c++) {
         uint16_t before[N];
         uint8_t message[MOST + 8] = {0};
@@ -361,16 +389,20 @@ static void test_forged(void **state) {
         const char *text = "the message's positions or values are damaged";
         assert_int_equal(tagc_wire_read(message, n_bytes, &header), TAGC_OK);
         if (c == 0) message[HEADER] = 255, message[HEADER + 1] = 255; /* more items than elements */
-        if (c == 1) message[HEADER + 4] = 3;                          /* no such form */
+        if (c == 1) message[HEADER + 4] = 2;                          /* no such form */
         if (c == 2) message[HEADER + 4] = 0;                          /* all, of which there are not enough */
-        if (c == 3) message[HEADER + 5] = 31;                         /* no such order */
-        if (c == 4) message[HEADER + 6] = 1;
-        if (c == 5) message[HEADER + 8]++;        /* a byte more of integers than there is */
-        if (c == 6) message[HEADER + 8] -= 1;     /* a byte less */
-        if (c == 7) message[POSITIONS + 4] = 15;  /* wider gaps: they end elsewhere */
-        if (c == 8) message[n_bytes - 1] |= 0x80; /* behind the last integer, or a larger one */
-        if (c == 9) header.body_bytes++, n_bytes++;
-        if (c == 10) header.coding = 0; /* changes that say they are all */
+        if (c == 3) message[HEADER + 5] = 0;                          /* no class */
+        if (c == 4) message[HEADER + 5] = 17;                         /* too many */
+        if (c == 5) message[HEADER + 6] = 1;
+        if (c == 6) message[ROW] = 1;      /* no class has grade 0 */
+        if (c == 7) message[ROW + 1] = 31; /* no such order */
+        if (c == 8) message[ROW + 2] = 31;
+        if (c == 9) message[ROW + 3] = 1;
+        if (c == 10) message[ROW + 4]++;    /* an item more than all classes have */
+        if (c == 11) message[ROW + 8]++;    /* a byte more of the stream than there is */
+        if (c == 12) message[ROW + 8] -= 1; /* a byte less */
+        if (c == 13) header.body_bytes++, n_bytes++;
+        if (c == 14) header.coding = 0; /* changes that say they are all */
         tagc_wire_write(&header, message);
         apply_refused(2, message, n_bytes, N, TAGC_ERR_CORRUPT, text);
     }
@@ -382,9 +414,26 @@ static void test_forged(void **state) {
     header.coding = 2;
     tagc_wire_write(&header, message);
     apply_refused(2, message, n_bytes, N, TAGC_ERR_CORRUPT, "changes coding is 2, must be in [0, 1]");
-    header.coding = 1, header.kind = TAGC_WIRE_BLOCKS;
+    header.coding = 1, message[n_bytes - 1] |= 0x80; /* behind the last integer, or a larger one */
+    tagc_wire_write(&header, message);
+    apply_refused(2, message, n_bytes, N, TAGC_ERR_CORRUPT, "the message's positions or values are damaged");
+    message[n_bytes - 1] &= 0x7f, header.kind = TAGC_WIRE_BLOCKS;
     tagc_wire_write(&header, message);
     apply_refused(2, message, n_bytes, N, TAGC_ERR_CORRUPT, "message kind is 8, expected 9 (changes)");
+}
+
+/* Where an array is not what the sender had, and has fewer elements of a class, that is seen. */
+static void test_another_array(void **state) {
+    (void)state;
+    uint16_t before[N], after[N];
+    uint8_t message[MOST];
+    uint64_t n_bytes;
+    for (size_t i = 0; i < N; i++) before[i] = (uint16_t)(i % 3 ? 0x3c00 : 0x2000), after[i] = before[i];
+    for (size_t i = 0; i < N; i += 3) after[i]++; /* all small ones */
+    assert_int_equal(tagc_changes_encode(2, before, after, N, message, MOST, &n_bytes, NULL), TAGC_OK);
+    for (size_t i = 0; i < N; i++) before[i] = 0x3c00;
+    refused(tagc_changes_apply(2, message, n_bytes, before, N), TAGC_ERR_MISMATCH,
+            "the array is not what the sender had before");
 }
 
 /* The example of docs/reference/wire-format.md. */
@@ -392,12 +441,10 @@ static void test_documented(void **state) {
     (void)state;
     static const uint16_t before[20] = {0x3f80, [7] = 0x0000, [18] = 0xbc01};
     static const uint16_t after[20] = {0x3f81, [7] = 0x8000, [18] = 0xbc03};
-    static const uint8_t body[12 + 12 + 2 + 1] = {
-        3,    0,    0, 0, 1, 0, 0, 0, 1, 0, 0, 0, /* n_items, form, order, bytes of the last part */
-        3,    0,    0, 0, 5, 0, 0, 0,             /* of positions: n_items, 5 bits a gap */
-        3,    0,    3, 0,                         /* of its chunk: items, codes */
-        0xc0, 0x28,                               /* gaps 0, 6 and 10 */
-        0x6a,                                     /* integers 1, 0 and 2: +1, -1 and -2 */
+    static const uint8_t body[8 + 12 + 3] = {
+        3,    0,    0,    0, 1, 1, 0, 0,             /* n_items, form, classes */
+        0,    0,    0,    0, 3, 0, 0, 0, 3, 0, 0, 0, /* first grade, orders, items, bytes */
+        0xc5, 0xe3, 0x0c, /* gaps 0, 6 and 10, integers 1, 0 and 2: +1, -1 and -2 */
     };
     uint8_t message[HEADER + 12 + 40];
     uint64_t n_bytes;
@@ -415,8 +462,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_exact),      cmocka_unit_test(test_every_element),
         cmocka_unit_test(test_segments),   cmocka_unit_test(test_size),
-        cmocka_unit_test(test_arguments),  cmocka_unit_test(test_damage),
-        cmocka_unit_test(test_mismatch),   cmocka_unit_test(test_forged),
+        cmocka_unit_test(test_clusters),   cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_damage),     cmocka_unit_test(test_mismatch),
+        cmocka_unit_test(test_forged),     cmocka_unit_test(test_another_array),
         cmocka_unit_test(test_documented),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

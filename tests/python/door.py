@@ -19,20 +19,10 @@ import subprocess
 import sys
 import sysconfig
 
-GUIDE = (
-    "install",
-    "pytorch",
-    "run",
-    "trainers",
-    "command",
-    "does-it-pay",
-    "elastic",
-    "choosing",
-    "sites",
-    "c",
-    "compiled",
-)
-PAGES = ("README.md", *(f"docs/guide/{name}.md" for name in GUIDE))
+GUIDE = pathlib.Path(__file__).resolve().parents[2] / "docs/guide"
+FIRST = ("install", "pytorch", "run", "trainers", "command", "does-it-pay")  # as their readers come
+OTHERS = sorted({page.stem for page in GUIDE.glob("*.md")} - {*FIRST})
+PAGES = ("README.md", *(f"docs/guide/{name}.md" for name in (*FIRST, *OTHERS)))
 
 SMALL = "--steps 2 --n-layer 1 --n-embd 32"
 SAVE = (

@@ -42,7 +42,8 @@ def found_on(bytes_per_s, codec_s_per_elem=2e-9, latency_s=1e-4, gloo_share=1.0)
     }
     codec = dict.fromkeys(CODECS, codec_s_per_elem)
     codec |= {f"gather {wire}": codec_s_per_elem / 2 for wire in ("fp32", *survey.WIRES)}
-    return {"seconds": seconds, "link": (latency_s, bytes_per_s), "codec": codec | {survey.AGAIN: 1e-10}}
+    link = latency_s, bytes_per_s
+    return {"seconds": seconds, "link": link, "codec": codec | {survey.AGAIN: 1e-10}, "spread": 1.0}
 
 
 def shape_of(wrap="fsdp2", n_units=6, **others):
@@ -268,6 +269,76 @@ def test_it_judges_as_the_library_does():
         assert ("it pays" if verdict == "pays" else f"tagc {verdict}") in chosen["reason"]
         seen.add(verdict)
     assert seen == {"pays", "makes no difference", "costs"}
+
+
+def test_a_gain_within_the_spread_is_none():
+    """Where communication alone is compared, it must gain or cost more than runs of a measurement differ by;
+    where steps are, only what of them is communication differs between runs."""
+    chance, seen = random.Random(12), set()
+
+    def rows_of(plain_s, packed_s, compute_s=None):
+        return [
+            {"name": name, "choice": name, "options": {}, "torch": {}, "comm_s": comm_s, "own_s": 0.0,
+             "exposed_s": comm_s, "step_s": None if compute_s is None else compute_s + comm_s}
+            for name, comm_s in (("off", plain_s), ("compress", packed_s))
+        ]  # fmt: skip
+
+    for _ in range(300):
+        plain_s, packed_s, spread = (chance.uniform(*ends) for ends in ((1, 2), (1, 2), (1, 1.6)))
+        chosen = choices.choose(rows_of(plain_s, packed_s), spread=spread)
+        ratio = max(plain_s, packed_s) / min(plain_s, packed_s)
+        word = "pays" if packed_s < plain_s else "costs"
+        assert chosen["verdict"] == (word if ratio > max(1.05, spread) else "makes no difference")
+        assert (choices.UNSTEADY in chosen["reason"]) == (1.05 < ratio <= spread), (ratio, spread, chosen)
+        assert chosen["choice"] == ("compress" if chosen["verdict"] == "pays" else "off")
+        seen.add((chosen["verdict"], choices.UNSTEADY in chosen["reason"]))
+    assert len(seen) == 4, seen
+    for spread, verdict in ((1.9, "pays"), (2.1, "makes no difference")):  # 0.2 s are gained, 0.2 s stay
+        assert choices.choose(rows_of(0.4, 0.2, 1.0), spread=spread)["verdict"] == verdict
+    each = {"name": "each", "step_s": 1.4, "comm_s": 0.4}
+    local = {"name": "local", "step_s": 1.2, "every": 9}
+    for spread, verdict in ((1.9, "pays"), (2.1, "makes no difference")):
+        says, reason = choices.choose_local(each, local, 1.0, spread)
+        assert says == verdict and (choices.UNSTEADY in reason) == (verdict != "pays")
+
+
+def test_the_call_is_that_of_the_options():
+    """Whatever is chosen: the call that the text ends with has these options, and the optimizer where values
+    are selected."""
+    import tagc.torch as tagc
+
+    given = []
+    namespace = {
+        "model": "model",
+        "optimizer": "optimizer",
+        "tagc": type("tagc", (), {
+            "Options": tagc.Options,
+            "compress": staticmethod(lambda *words, **options: given.append((words, options))),
+        }),
+    }  # fmt: skip
+    found = found_on(30e6)
+    for options in survey.GRADIENTS[1:]:
+        found["codec"][survey.codec_of(survey.parts_of(options, "fp32")[0], True)] = 1e-9
+    rows = [row for row in advice.forecast(shape_of(), found) if row["choice"] == "compress"]
+    assert len(rows) > 20
+    for row in rows:
+        exec(choices.call_of(row["options"]), namespace)
+        words, options = given.pop()
+        assert options == tagc.grouped(row["options"])
+        assert words == ("model", "optimizer")[: 2 if row["options"].get("sparsity") else 1]
+        tagc.check_options(**options)
+    options = choice(shape_of("ddp"), found_on(1e6), 1.0)[0]["options"]
+    assert options and tagc_text(1.0).endswith(f"\n    {choices.call_of(options)}")
+
+
+@pytest.mark.parametrize("wrap", ["fsdp2", "ddp"])
+def test_nothing_is_selected_where_nothing_is_compressed(wrap):
+    """Of norms and biases alone. FSDP2's parameters may pay for themselves."""
+    units = [{"dense": MEAN}] * 6
+    shape = survey.Shape(wrap, 2, units, [2 * (wrap == "fsdp2")] * 6, all_reduce=wrap == "ddp")
+    chosen, _ = choice(shape, found_on(30e6), step_s=0.3)
+    assert not chosen["options"].get("sparsity"), chosen
+    assert chosen["choice"] == ("compress" if wrap == "fsdp2" else "off")
 
 
 def test_computing_hides_a_slow_link_under_ddp():
@@ -679,7 +750,8 @@ def test_errors_are_the_same_on_every_rank():
 def test_the_command_asks_the_planner(capfd):
     """It measures link and codec, and prints the plan of such a link."""
     ranks.run(launch.as_main, 2, "tagc", *"advise --params 10m --step-s 0.05".split())
-    head, answer = capfd.readouterr().out.splitlines()[:2]
+    lines = [line for line in capfd.readouterr().out.splitlines() if not line.startswith("no verdict: ")]
+    head, answer = lines[:2]
     rate, codec_ns = re.fullmatch(
         r"2 ranks; a host sends (\d+) Mbit/s, an empty message takes \d+ us, "
         r"the codec ([\d.]+) ns per element",
@@ -694,10 +766,27 @@ def test_the_command_passes_micro_steps_on():
     from tagc.commands import advise as command
 
     asked = command.parser().parse_args(["--params=350m", "--accumulate=4"])
-    said = command._advice(asked, 2, 1, 1e-3, 1e8, 1.0, "")
+    said = command._advice(asked, 2, 1, command.Link(1e-3, 1e8, 1.0), 1.0, "")
     same = ["--params=350m", "--hosts=2", "--latency=1000us", "--codec-ns=1", "--accumulate=4"]
     rate = f"--link={8e8 / command.PAYLOAD / 1e6:.6f}mbit"
     assert said.endswith(planner.plan([*same, rate]).text)
+
+
+def test_the_command_gives_no_verdict_where_messages_differ_by_more():
+    """A gain, a loss, and what makes no difference anyway."""
+    from tagc.commands import advise as command
+
+    asked = command.parser().parse_args(["--params=350m"])
+    for bytes_per_s, codec_ns in ((1e8, 1.0), (5e9, 1.0), (1e12, 0.0)):
+        link = command.Link(1e-4, bytes_per_s, 1.0)
+        said = command._advice(asked, 2, 1, link, codec_ns, "")
+        assert "no verdict" not in said
+        (factor,) = re.findall(r" is ([\d.]+) times as fast as ", said)
+        ratio = max(float(factor), 1 / float(factor))
+        for spread in (0.9 * ratio, 1.1 * ratio):  # it is printed in two digits
+            doubted = command._advice(asked, 2, 1, link._replace(spread=spread), codec_ns, "")
+            assert doubted.endswith(said.split("\n", 1)[1])
+            assert ("\nno verdict: " in doubted) == (ratio > 1.05 and spread > ratio), doubted
 
 
 def test_the_rate_of_a_link(monkeypatch):
@@ -713,9 +802,13 @@ def test_the_rate_of_a_link(monkeypatch):
     monkeypatch.setattr(survey.lib, "call", gather)
     monkeypatch.setattr(survey, "share", lambda group, value: [value])
     monkeypatch.setattr(survey.time, "perf_counter", lambda: clock[0])
-    latency_s, bytes_per_s = survey.measure_link(SimpleNamespace(handle=None), None, 3)
+    latency_s, bytes_per_s, spread = survey.measure_link(SimpleNamespace(handle=None), None, 3)
     assert latency_s == pytest.approx(0.01, rel=1e-3) and bytes_per_s == pytest.approx(5e6, rel=1e-3)
     assert max(sizes) == 1 << 20  # 0.6 s
+    assert spread == pytest.approx(1)
+    took = iter([*6 * [0.1], 0.5, 0.4, 0.8])  # empty messages, then large ones
+    monkeypatch.setattr(survey.lib, "call", lambda *_: clock.__setitem__(0, clock[0] + next(took)))
+    assert survey.measure_link(SimpleNamespace(handle=None), None, 3)[2] == pytest.approx(2)
 
 
 def test_a_measured_step_is_planned_with(capsys):

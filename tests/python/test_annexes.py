@@ -97,7 +97,9 @@ def test_one_is_deleted(tree, monkeypatch, annex):
 def test_what_is_planted_is_found(tree):
     """A module of the core that imports an annex by its name alone, of which the rules see nothing."""
     for annex in list(ANNEXES)[:2]:
-        path = tree / "python" / "tagc" / "torch" / f"planted_{annex}.py"  # new: no bytecode of before can pass for it
+        path = (
+            tree / "python" / "tagc" / "torch" / f"planted_{annex}.py"
+        )  # new: no bytecode of before can pass for it
         with without(annex, tree):
             path.write_text(f"import importlib\n\nimportlib.import_module('tagc.{annex}')\n")
             assert f"No module named 'tagc.{annex}'" in import_all(tree / "python")

@@ -122,8 +122,10 @@ def needed_names(tree):
     for statement in tree.body:
         nodes = list(ast.walk(statement))
         inner = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-        if isinstance(statement, (ast.For, ast.With)):
+        if isinstance(statement, (ast.For, ast.With, ast.FunctionDef, ast.ClassDef)):
             made |= inner
+        if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+            made.add(statement.name)
         made |= {node.arg for node in nodes if isinstance(node, ast.arg)}
         made |= {
             name.id
@@ -228,6 +230,39 @@ def mesh(take):
 
 
 @provides
+def ep_mesh(take):
+    return take("init_device_mesh")("cpu", (take.world_size,))
+
+
+@provides
+def experts(take):
+    return nn.Identity()
+
+
+@provides
+def parallelize_module(take):
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    return parallelize_module
+
+
+@provides
+def ExpertParallel(take):
+    from torch.distributed._functional_collectives import all_to_all_single_autograd
+    from torch.distributed.tensor.parallel import ParallelStyle
+
+    class Style(ParallelStyle):
+        def _apply(self, module, device_mesh):
+            module.register_forward_hook(lambda _, inputs, output: self.move(output, None, None, device_mesh))
+            return module
+
+        def move(self, tokens, received, sent, mesh):
+            return all_to_all_single_autograd(tokens, received, sent, mesh.get_group())
+
+    return Style
+
+
+@provides
 def dcp(take):
     import torch.distributed.checkpoint as dcp
 
@@ -255,6 +290,16 @@ def model(take):
         for layer in made.layers:
             take("fully_shard")(layer)
         take("fully_shard")(made)
+    return made
+
+
+@provides
+def peft_model(take):
+    """With an adapter, by PEFT's names."""
+    torch.manual_seed(7)
+    made = nn.ModuleDict({"q_proj": nn.Module()})
+    made["q_proj"].lora_A = nn.ModuleDict({"default": nn.Linear(8, 2, bias=False)})
+    made["q_proj"].lora_B = nn.ModuleDict({"default": nn.Linear(2, 8, bias=False)})
     return made
 
 

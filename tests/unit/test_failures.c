@@ -287,8 +287,9 @@ static void made_body(member *m) {
         if (kind == 12) o.cut = TAGC_CUT_FLAT;
         if (kind == 13) o.block = 64;
     }
-    if (kind >= 5 && kind < 12) expected = TAGC_ERR_ARGUMENT;
-    if (kind >= 14) expected = TAGC_ERR_UNSUPPORTED;
+    static const uint64_t none[N_ALL * (MOST_RANKS + 1)];
+    if ((kind >= 5 && kind < 12) || kind >= 15) expected = TAGC_ERR_ARGUMENT;
+    if (kind == 14) expected = TAGC_ERR_UNSUPPORTED;
     if (m->rank == 1 || m->w->n_hosts == 1) {
         if (kind == 5) own[1].name = "a";
         if (kind == 6) own[1].name = "";
@@ -298,6 +299,9 @@ static void made_body(member *m) {
         if (kind == 10) own[0].n_dims = 65;
         if (kind == 11) o.n_threads = 0;
         if (kind == 14) o.cut = TAGC_CUT_FLAT_ARRAYS, o.sum = TAGC_ELEMENT_BF16;
+        if (kind == 15) o.cut = TAGC_CUT_RANGES;
+        if (kind == 16) o.ranges = none;
+        if (kind == 17) o.cut = TAGC_CUT_RANGES, o.ranges = none; /* which end before the tensors do */
     }
     EXPECT(m, tagc_model_create(m->within, m->between, own, N_ALL, &o, &model) == expected);
     EXPECT(m, model == NULL && tagc_last_error()[0]);
@@ -306,7 +310,7 @@ static void made_body(member *m) {
 
 static void ranks_that_differ(void **state) {
     (void)state;
-    for (int kind = 0; kind < 15; kind++) {
+    for (int kind = 0; kind < 18; kind++) {
         run_world(3, 1, made_body, &kind);
         if (kind >= 5 && kind != 12 && kind != 13) run_world(1, 1, made_body, &kind);
         run_world(2, 2, made_body, &kind);

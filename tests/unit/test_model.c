@@ -36,6 +36,16 @@ static size_t cut(tagc_piece *pieces, char *array, size_t element_bytes, uint32_
     return n_pieces;
 }
 
+/* Ranges of all tensors, of which some owners have nothing: what tagc_model_options.ranges takes. */
+static void make_ranges(const shape_of_model *shape, int n_owners, uint64_t seed, uint64_t *ranges) {
+    for (uint32_t t = 0; t < shape->n; t++)
+        for (int owner = 0; owner <= n_owners; owner++, ranges++) {
+            uint64_t n = shape->n_elems[t], before = owner > 0 ? ranges[-1] : 0;
+            uint64_t random = number_of(seed, t, (uint64_t)owner, 31), n_here = random % (n - before + 1);
+            *ranges = owner == 0 ? 0 : owner == n_owners ? n : random % 3 == 0 ? before : before + n_here;
+        }
+}
+
 typedef struct unit_arrays {
     tagc_piece gradients[8 * MOST_TENSORS], sums[8 * MOST_TENSORS], checked[8 * MOST_TENSORS];
     size_t n_gradients, n_sums, n_checked;
@@ -55,6 +65,17 @@ static uint64_t flat_elems(const member *m, const tagc_model *model, const plain
     for (uint32_t t = unit; t < c->shape.n; t += c->shape.n_units)
         if (tagc_model_class(model, t) == kind) n += c->shape.n_elems[t];
     return tagc_padded_elems(n, m->w->n_hosts * m->w->n_places);
+}
+
+static void check_ranges(member *m, const tagc_model *model, const shape_of_model *shape, int n_owners,
+                         const uint64_t *ranges) {
+    for (uint32_t t = 0; t < shape->n; t++)
+        for (int rank = 0; rank < m->w->n_hosts * m->w->n_places; rank++) {
+            uint64_t first, n, begin = ranges[(int)t * (n_owners + 1) + rank % n_owners],
+                               end = ranges[(int)t * (n_owners + 1) + rank % n_owners + 1];
+            EXPECT(m, tagc_model_owned(model, rank, t, &first, &n) == TAGC_OK);
+            EXPECT(m, n == end - begin && (n == 0 || first == begin));
+        }
 }
 
 /* Each element of a flat belongs to the owner of its chunk. */
@@ -181,11 +202,17 @@ static void plain_body(member *m) {
     o.gradient = c->gradient;
     o.sum = c->sum;
     o.cut = c->cut;
+    uint64_t ranges[MOST_TENSORS * (MOST_RANKS + 1)];
+    make_ranges(&c->shape, n_owners_of(m, c->output), c->seed, ranges);
+    if (c->cut == TAGC_CUT_RANGES) o.ranges = ranges;
     if (!EXPECT(m, tagc_model_create(m->within, m->between, c->shape.tensors, c->shape.n, &o, &model) ==
                        TAGC_OK))
         return;
     unit_arrays *arrays = calloc(c->shape.n_units, sizeof *arrays);
-    if (c->cut != TAGC_CUT_ROWS) check_owned(m, model, c);
+    if (c->cut == TAGC_CUT_RANGES)
+        check_ranges(m, model, &c->shape, n_owners_of(m, c->output), ranges);
+    else if (c->cut != TAGC_CUT_ROWS)
+        check_owned(m, model, c);
     for (int step = 0; step < c->n_steps && !m->failure[0]; step++) {
         int left_out = step % 3 == 2 ? (int)(number_of(c->seed, (uint64_t)step, 4, 4) % c->shape.n) : -1;
         if (c->cut == TAGC_CUT_FLAT_ARRAYS) left_out = -1;
@@ -218,19 +245,23 @@ static void sums_are_plain_sums(void **state) {
     (void)state;
     static const int worlds[][2] = {{1, 1}, {2, 1}, {3, 1}, {5, 1}, {8, 1},
                                     {2, 2}, {3, 2}, {2, 3}, {4, 2}, {1, 3}};
+    static const int cuts[] = {TAGC_CUT_ROWS,        TAGC_CUT_ROWS,   TAGC_CUT_ROWS,
+                               TAGC_CUT_FLAT,        TAGC_CUT_FLAT,   TAGC_CUT_FLAT,
+                               TAGC_CUT_FLAT_ARRAYS, TAGC_CUT_RANGES, TAGC_CUT_RANGES};
     static plain_case c;
     uint64_t seed = 1;
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++)
         for (int output = 0; output < 3; output++)
-            for (int variant = 0; variant < 7; variant++) {
+            for (int variant = 0; variant < 9; variant++) {
                 int n_places = worlds[i][1], element = variant % 3;
                 c = (plain_case){.seed = seed++,
                                  .output = output,
                                  .gradient = element,
                                  .sum = (element + (int)i) % 3,
-                                 .cut = variant / 3, /* the last one: flats in arrays, which are fp32 */
+                                 .cut = cuts[variant],
                                  .n_steps = 4};
-                if (c.cut == TAGC_CUT_FLAT_ARRAYS) c.sum = TAGC_ELEMENT_FP32;
+                if (c.cut == TAGC_CUT_RANGES && output == TAGC_OUTPUT_UNIT) continue;
+                if (c.cut == TAGC_CUT_FLAT_ARRAYS) c.gradient = c.sum = TAGC_ELEMENT_FP32;
                 int is_exact = (worlds[i][0] & (worlds[i][0] - 1)) == 0; /* a mean of these numbers */
                 c.op = n_places == 1 && is_exact ? (int)(seed % 2) : TAGC_OP_SUM;
                 make_shape(&c.shape, c.seed, 3 + (uint32_t)(seed % 20), 1 + (uint32_t)(seed % 4));
@@ -277,6 +308,9 @@ static void lossy_body(member *m) {
     o.op = TAGC_OP_SUM;
     o.moment = c->moment;
     o.residual = TAGC_FORMAT_FP32;
+    uint64_t ranges[MOST_TENSORS * (MOST_RANKS + 1)];
+    make_ranges(&c->shape, n_owners_of(m, c->output), c->seed, ranges);
+    if (c->cut == TAGC_CUT_RANGES) o.ranges = ranges;
     if (!EXPECT(m, tagc_model_create(m->within, m->between, c->shape.tensors, c->shape.n, &o, &model) ==
                        TAGC_OK))
         return;
@@ -373,6 +407,9 @@ static void nothing_is_lost(void **state) {
     lossy(2, 3, TAGC_OUTPUT_HOST_SHARD, TAGC_CUT_FLAT, TAGC_MOMENT_NONE, 130, 0, 26);
     lossy(2, 2, TAGC_OUTPUT_UNIT, TAGC_CUT_ROWS, TAGC_MOMENT_NONE, 70, 0, 24);
     lossy(7, 1, TAGC_OUTPUT_SHARD, TAGC_CUT_ROWS, TAGC_MOMENT_SHORTENS, 90, 0, 23);
+    lossy(3, 1, TAGC_OUTPUT_SHARD, TAGC_CUT_RANGES, TAGC_MOMENT_NONE, 170, 1, 10);
+    lossy(2, 2, TAGC_OUTPUT_SHARD, TAGC_CUT_RANGES, TAGC_MOMENT_NONE, 130, 0, 28);
+    lossy(2, 3, TAGC_OUTPUT_HOST_SHARD, TAGC_CUT_RANGES, TAGC_MOMENT_NONE, 130, 0, 29);
 }
 
 /* ---- defaults ---- */

@@ -3,8 +3,12 @@ themselves, without a wrapper around the model.
 
     collectives    Collectives, which users call
     keys           what it knows of its keys
-    calls          one call"""
+    calls          one call
+    tokens         all_to_all(), in one level and two
+    operators      the same for autograd and for compilers
+    experts        CompressedExperts, a ParallelStyle for models with experts"""
 
 from tagc.collectives.collectives import Collectives
+from tagc.collectives.experts import CompressedExperts
 
-__all__ = ["Collectives"]
+__all__ = ["Collectives", "CompressedExperts"]

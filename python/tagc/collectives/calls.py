@@ -133,7 +133,9 @@ def keys_of(about: Mapping[str, Any]) -> Saved:
             for each in ("reduced", "gathered")
         )
         kinds = {name: str(keys["kinds"][name]) for name in reduced}
-        return Saved(reduced, gathered, kinds, list(keys.get("named", ())), int(keys["without"]))
+        n_backward = {str(name): int(n) for name, n in keys.get("backward", {}).items()}
+        named = list(keys.get("named", ()))
+        return Saved(reduced, gathered, kinds, named, int(keys["without"]), n_backward)
     except (AttributeError, KeyError, TypeError, ValueError):
         text = "tagc state: it says nothing of keys: it must be what Collectives.state_dict() gives"
         raise Error("argument", text) from None

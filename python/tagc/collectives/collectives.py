@@ -1,10 +1,11 @@
-"""Collectives: reduce-scatter, all-reduce and all-gather of tensors, as torch has them, compressed and with
-error feedback by key. For loops and optimizers that communicate by themselves.
+"""Collectives: reduce-scatter, all-reduce, all-gather and all-to-all of tensors, as torch has them, but
+compressed, the first three with error feedback by key. For loops and optimizers that communicate by
+themselves.
 
-A call goes the same way as a hook's: Passes.exchange() for reductions, gathers.AllGather for gathers. With
-tensors in CPU memory it waits for its turn in the runner's thread, so that it returns at once and all run in
-the order in which they were made. What goes by the caller's own group runs in the caller, who knows the order
-of its collectives."""
+A call goes the same way as a hook's: Passes.exchange() for reductions, gathers.AllGather for gathers; Tokens
+is for all-to-alls. With tensors in CPU memory it waits for its turn in the runner's thread, so that it
+returns at once and all run in the order in which they were made. What goes by the caller's own group runs in
+the caller, who knows the order of its collectives."""
 
 from __future__ import annotations
 
@@ -22,8 +23,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tagc import _library
 from tagc._library import Error
+from tagc.collectives import operators
 from tagc.collectives.calls import Call, Reader, Work, check, check_complete, copy, flat, keys_of
-from tagc.collectives.keys import Keys, Reduced, Use
+from tagc.collectives.keys import Keys, Reduced, Saved, Use
+from tagc.collectives.tokens import BOUNDARIES, Boundary, TokenCall, Tokens, check_tokens
 from tagc.torch.extension import (
     AllGather,
     Class,
@@ -47,6 +50,7 @@ from tagc.torch.extension import (
     agree_all,
     check_known,
     checkpoint,
+    choice,
     cores,
     count,
     layouts,
@@ -75,8 +79,10 @@ class Collectives:
         key goes on to `sparsity` when its tensors are mostly noise. values, sparsity and mild are then by
         default those of compress(). optimizer: of the parameters in names, as for compress(). Without it,
         or if it may have a long first moment, all keys stay at 4 bits.
-    parameters: of all_gather(). All other options are those of compress(). With sparsity 0, `mild` is
-        `values` by default; `codec` is "host".
+    parameters: of all_gather(). forward, backward: of all_to_all(), formats of what it sends, rounded to the
+        nearest, and of gradients on their way back, rounded at random without bias: "int8", "int4" or
+        "whole". All other options are those of compress(). With sparsity 0, `mild` is `values` by default;
+        `codec` is "host".
 
     A key is a parameter, another tensor that you keep, or a string. It names the residual: what a call has
     rounded off or not sent is added to the next one with that key. p.data and p.grad are new tensors each
@@ -107,6 +113,8 @@ class Collectives:
         exchange: Exchange = "direct",
         residual: Residual | None = None,
         parameters: Parameters | None = None,
+        forward: Boundary = "int8",
+        backward: Boundary = "int8",
         hosts: int | None = None,
         codec: Literal["host", "device"] | None = "host",
         transport: Literal["host", "gloo", "native"] = "host",
@@ -115,6 +123,7 @@ class Collectives:
         **unknown: NoReturn,
     ) -> None:
         check_known(Collectives, unknown)
+        boundaries = {"forward": forward, "backward": backward}
         if gentle is not True:
             sparsity = 0.0 if sparsity is None else sparsity
             if exchange == "direct":
@@ -138,12 +147,18 @@ class Collectives:
             "timeout_s": timeout_s,
         }
         self._process = os.getpid()
-        self._group, options, self._keys, is_fresh = _prepared(group, names, optimizer, given)
+        self._group, options, self._keys, is_fresh = _prepared(group, names, optimizer, given, boundaries)
+        self._forward, self._backward = forward, backward
         self._state = State(torch.nn.Module(), self._keys, options, is_fresh)
         self._state.is_verbose = True
         self._passes = Passes(self._state, Runners(None, options.codec_on()))
         self._passes.frees.append(self._keys.free)
         self._hosts = self._keys.own_hosts()
+        self._tokens = Tokens(self._passes, self._group, self._hosts)
+        self._passes.frees.append(self._tokens.close)
+        self._exchanges: dict[
+            Any, operators.Exchange
+        ] = {}  # kept here, since a graph only knows their numbers
         # such calls use groups in which the caller may have collectives of its own
         self._is_in_caller = self._hosts.is_one
         self._order = threading.RLock()  # held while a call takes its place
@@ -201,6 +216,45 @@ class Collectives:
         as of reduce_scatter()."""
         return self._submit("all_gather", key, input, output, None, async_op)
 
+    def all_to_all(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        *,
+        key: str | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Sends a part of the rows of `input` to each rank, and receives rows of `output` from each, as
+        torch's all_to_all_single(): split sizes count rows for each rank, and from each; None: equally many.
+        Autograd goes through it. Between hosts floats go in the format `forward`, gradients in `backward`;
+        messages below 4096 elements, integers, float64 and what stays in a host go whole. A block of 64
+        values that holds NaN or Inf becomes NaN. key: names the place in the model, for messages and for
+        the random numbers of gradients, which are others in each backward pass; no residual. async_op: as of
+        reduce_scatter(). For tensors on a device the host waits for the result in any case."""
+        if torch.is_grad_enabled() and getattr(input, "requires_grad", False):
+            begun: list[Work] = []
+            operators.in_place(output, input, self, output_split_sizes, input_split_sizes, key, begun)
+            work = begun[0]
+        else:
+            work = self._begin_tokens(output, input, output_split_sizes, input_split_sizes, key, False)
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+    def tokens(self, key: str | None = None) -> operators.Exchange:
+        """Returns all_to_all() with that key as a function that returns the output:
+
+            output = exchange(input, output_split_sizes, input_split_sizes)
+
+        For models, also in torch.compile(), which sees it as one node. It needs this object to be there.
+        Local."""
+        if key not in self._exchanges:
+            self._exchanges[key] = operators.Exchange(self, key, self._tokens.n_ranks)
+        return self._exchanges[key]
+
     def synchronize(self) -> None:
         """Waits until all calls so far are complete, and raises the first failure that no wait() has raised.
         Local."""
@@ -236,6 +290,11 @@ class Collectives:
     @property
     def is_closed(self) -> bool:
         return self._state.is_closed
+
+    @property
+    def ranks(self) -> list[int]:
+        """Those of the group, as torch.distributed numbers them."""
+        return dist.get_process_group_ranks(self._group)
 
     def stats(self) -> dict[str, Any]:
         """Returns the statistics of this rank's last step, or of the step under way: keys as of
@@ -312,13 +371,7 @@ class Collectives:
     def _begin(self, what: str, key: Any, source: Any, target: Any, op: Any) -> Work:
         # what inference mode makes would not do for later calls
         with self._order, torch.inference_mode(False):
-            if self.is_closed:
-                raise Error("state", f"{what}(): this Collectives is closed")
-            try:
-                dist.get_process_group_ranks(self._group)
-            except (KeyError, ValueError) as gone:
-                text = "the process group of this Collectives was destroyed: make another one"
-                raise Error("state", f"{what}(): {text}") from gone
+            self._check_open(what)
             call = self._call(what, key, source, target, op)
             work = Work(target, self._failed)
             is_alone = self._keys.n_ranks() == 1
@@ -355,6 +408,66 @@ class Collectives:
                 is_awaited = not self._hosts.is_flat or what == "all_gather" or call.key is None
                 work.future = runner.future(run, is_awaited)
             return work
+
+    def _check_open(self, what: str) -> None:
+        if self.is_closed:
+            raise Error("state", f"{what}(): this Collectives is closed")
+        try:
+            dist.get_process_group_ranks(self._group)
+        except (KeyError, ValueError) as gone:
+            text = "the process group of this Collectives was destroyed: make another one"
+            raise Error("state", f"{what}(): {text}") from gone
+
+    def _begin_tokens(
+        self,
+        output: Any,
+        input: Any,
+        output_splits: Sequence[int] | None,
+        input_splits: Sequence[int] | None,
+        key: Any,
+        is_backward: bool,
+    ) -> Work:
+        with self._order, torch.inference_mode(False):
+            self._check_open("all_to_all")
+            call = self._token_call(output, input, output_splits, input_splits, key, is_backward)
+            work = Work(output, self._failed)
+
+            def run() -> torch.Tensor:
+                with torch.no_grad():
+                    try:
+                        self._tokens.run(call)
+                    except BaseException as failure:
+                        self._passes.give_up()  # the step, as all ranks do
+                        work.fail(failure)
+                work.over.set()
+                return call.output
+
+            if call.input.device.type == "cpu" and self._tokens.n_ranks > 1:
+                self._last = work.future = self._passes.runners.host.future(run)
+                return work
+            self._drain()
+            work.future = Future()
+            work.future.set_result(run())
+            return work
+
+    def _token_call(
+        self, output: Any, input: Any, output_splits: Any, input_splits: Any, key: Any, is_backward: bool
+    ) -> TokenCall:
+        """Returns the call, checked as far as this rank can."""
+        values = self._backward if is_backward else self._forward
+        name, failure = "None", None
+        nothing = torch.empty(0)
+        source = target = nothing
+        sends: list[int] = []
+        receives: list[int] = []
+        try:
+            name = self._keys.name_of_tokens(key)
+            sends, receives = check_tokens(output, input, output_splits, input_splits, self._tokens.n_ranks)
+            source, target = flat(input), flat(output)
+        except Error as problem:
+            failure = problem
+        seed = self._keys.seed_of_tokens(name) if is_backward else 0
+        return TokenCall(name, source, target, sends, receives, values, is_backward, seed, failure)
 
     def _drain(self) -> None:
         """Waits for the calls in the runner's thread."""
@@ -472,7 +585,7 @@ class Collectives:
             try:
                 if not is_selected:  # or all of these were read
                     check_complete(saved, abouts)
-                n_calls = self._add_saved(abouts)
+                found = self._add_saved(abouts)
                 checkpoint.load(self._state, saved, is_selected)
             except BaseException:
                 for name in keys.reduced.keys() - reduced:
@@ -481,10 +594,10 @@ class Collectives:
                     keys.gathered.pop(name)[1].close()
                 keys.strings = strings
                 raise
-            keys.n_calls = n_calls
+            keys.n_calls, keys.n_backward = found.n_calls, found.n_backward
 
-    def _add_saved(self, abouts: Mapping[int, Mapping[str, Any]]) -> int:
-        """Adds the keys of a checkpoint that have not come yet. Returns its number of calls."""
+    def _add_saved(self, abouts: Mapping[int, Mapping[str, Any]]) -> Saved:
+        """Adds the keys of a checkpoint that have not come yet, and returns them."""
         about = abouts.get(dist.get_rank()) or abouts[min(abouts)]
         found = keys_of(about)
         self._keys.check_saved(found)
@@ -496,7 +609,7 @@ class Collectives:
         for name, use in found.gathered.items() if about["world_size"] == dist.get_world_size() else ():
             if name not in self._keys.gathered:
                 self._keys.gathered[name] = use, self._gather_of(name, use)
-        return found.n_calls
+        return found
 
     # ---- the end ----
 
@@ -522,7 +635,7 @@ class Collectives:
 
 
 def _prepared(
-    group: Any, names: Any, optimizer: Any, given: dict[str, Any]
+    group: Any, names: Any, optimizer: Any, given: dict[str, Any], boundaries: Mapping[str, str]
 ) -> tuple[dist.ProcessGroup, Settings, Keys, bool]:
     """Makes all ranks agree. Returns (the group, the options, the keys with their hosts, whether the weights
     look fresh). Collective; all ranks raise the same Error."""
@@ -543,6 +656,8 @@ def _prepared(
         if given["timeout_s"] is None:
             given["timeout_s"] = timeout_of(found)
         options = Settings(**given)
+        for way, values in boundaries.items():
+            choice(way, values, BOUNDARIES)
         keys = Keys(found, options, names)
         if optimizer is not None and not keys.parameters():
             raise Error(
@@ -553,7 +668,7 @@ def _prepared(
         keys.cluster = Cluster(ranks, options.hosts, options.timeout_s, shares=False)
         mine["versions"] = {"libtagc": _library.version(), "torch": torch.__version__}
         mine |= {"options": options.fingerprint(), "rows": keys.rows}
-        mine["options"]["an optimizer was given"] = optimizer is not None
+        mine["options"] |= {"an optimizer was given": optimizer is not None, **boundaries}
         mine["fresh"] = look_fresh(keys.rows, keys.named_parameters())
     except Exception as problem:
         failure = problem

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -53,13 +54,15 @@ class Use:
 
 class Saved(NamedTuple):
     """The keys of a checkpoint. kinds: classes of those of reductions. named: those of names. n_calls: from
-    which the rounding of calls without a key derives."""
+    which the rounding of calls without a key derives. n_backward: from which that of gradients of all-to-alls
+    does, by key."""
 
     reduced: dict[str, Use]
     gathered: dict[str, Use]
     kinds: dict[str, str]
     named: list[str]
     n_calls: int
+    n_backward: dict[str, int]
 
 
 class Reduced:
@@ -124,6 +127,7 @@ class Keys(Wrapped):
         }
         # all calls, since these are as many on all ranks: the rounding of those without a key derives from it
         self.n_calls = 0
+        self.n_backward: dict[str, int] = {}  # passes of all-to-alls; a recomputed forward is none
         # id of a tensor -> (the parameter, so that no other gets this id, or a reference to a tensor; name)
         self._names: dict[int, tuple[Any, str]] = {
             id(p): (p, row.name) for (_, p), row in zip(named or [], self.rows)
@@ -203,6 +207,24 @@ class Keys(Wrapped):
         if self._options.layers == BY_NAME:
             return "compressed" if tensor.numel() >= policy.MIN_ELEMS else "dense"
         return policy.classify([(name, tensor)], self._options.layers)[0].class_
+
+    # ---- all-to-alls, which keep nothing by key ----
+
+    def name_of_tokens(self, key: Any) -> str:
+        """Returns what messages and seeds call a key of all_to_all(). Local."""
+        if key is None:
+            return "None"
+        if isinstance(key, str) and key:
+            return key
+        if isinstance(key, torch.Tensor) and self._is_named and id(key) in self._names:
+            return self._names[id(key)][1]
+        raise Error("argument", f"key of all_to_all() is {key!r}, must be a name, or None")
+
+    def seed_of_tokens(self, name: str) -> int:
+        """Returns that of the next gradient with this key: another in each pass, and on each rank of a host,
+        since equal errors would not average out. Local."""
+        self.n_backward[name] = n = self.n_backward.get(name, 0) + 1
+        return zlib.crc32(name.encode()) << 32 | zlib.crc32(f"{n} {self.own_hosts().place}".encode())
 
     # ---- uses ----
 
@@ -308,7 +330,7 @@ class Keys(Wrapped):
         named = [name for name in {**reduced, **gathered} if name in self.kinds]
         kept = [name for name, kind in kinds.items() if self._options.feeds_back(kind)]
         keys = {"reduced": reduced, "gathered": gathered, "kinds": kinds, "named": named, "kept": kept}
-        return {"keys": keys | {"without": self.n_calls}}
+        return {"keys": keys | {"without": self.n_calls, "backward": dict(self.n_backward)}}
 
     def check_names(self) -> None:
         """Raises Error unless a resumed run calls each key by the name that it has here. Local."""

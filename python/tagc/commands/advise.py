@@ -4,8 +4,10 @@ model of a given size that need not be there."""
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tagc import _planner as planner
 from tagc._library import Error
@@ -21,6 +23,14 @@ _EXAMPLES = """examples:
   torchrun --standalone --nproc-per-node 2 -m tagc advise --params 10m
 """
 PAYLOAD = 1448 / 1538  # of a link's rate: a frame of 1538 bytes has 1448 bytes of TCP's data
+
+
+class Link(NamedTuple):
+    """What measure_link() returns."""
+
+    latency_s: float
+    bytes_per_s: float
+    spread: float
 
 
 def parser() -> Parser:
@@ -87,14 +97,14 @@ def run(words: Sequence[str]) -> int:
         hosts = cluster.of(world)
         comm = Comm(hosts.between, timeout_s)
         try:
-            latency_s, bytes_per_s = measure_link(comm, world, hosts.n_hosts - 1)
+            link = Link(*measure_link(comm, world, hosts.n_hosts - 1))
         finally:
             comm.close()
         threads = cores.threads(abouts[world.rank()], abouts)
         codec_ns = max(share(world, planner.codec_ns("int2", 0.95, threads)))
         if dist.get_rank() == 0:
             said = cluster.words([world], torch.device("cpu"))
-            print(_advice(arguments, hosts.n_hosts, hosts.per_host, latency_s, bytes_per_s, codec_ns, said))
+            print(_advice(arguments, hosts.n_hosts, hosts.per_host, link, codec_ns, said))
         dist.barrier()
     finally:
         dist.destroy_process_group()
@@ -102,22 +112,16 @@ def run(words: Sequence[str]) -> int:
 
 
 def _advice(
-    arguments: argparse.Namespace,
-    n_hosts: int,
-    per_host: int,
-    latency_s: float,
-    bytes_per_s: float,
-    codec_ns: float,
-    where: str,
+    arguments: argparse.Namespace, n_hosts: int, per_host: int, link: Link, codec_ns: float, where: str
 ) -> str:
-    """Returns what was measured, and the plan. bytes_per_s: of each of per_host ranks."""
-    payload = 8 * per_host * bytes_per_s  # of a host's card
+    """Returns what was measured, and the plan. link: of each of per_host ranks."""
+    payload = 8 * per_host * link.bytes_per_s  # of a host's card
     asked = {
         "params": arguments.params,
         "hosts": n_hosts,
         "gpus-per-host": per_host,
         "link": f"{payload / PAYLOAD / 1e6:.6f}mbit",
-        "latency": f"{1e6 * latency_s:.6f}us",
+        "latency": f"{1e6 * link.latency_s:.6f}us",
         "codec-ns": f"{codec_ns:.6f}",
         "accumulate": arguments.accumulate,
     }
@@ -126,6 +130,17 @@ def _advice(
     made = made_of([f"--{name}={value}" for name, value in asked.items()])
     head = (
         f"{n_hosts * per_host} ranks; a host sends {payload / 1e6:.0f} Mbit/s, an empty message takes "
-        f"{1e6 * latency_s:.0f} us, the codec {codec_ns:.3g} ns per element"
+        f"{1e6 * link.latency_s:.0f} us, the codec {codec_ns:.3g} ns per element"
     )
-    return "\n".join(line for line in (head, where, made.text) if line)
+    return "\n".join(line for line in (head, where, _doubt(link.spread, made.json), made.text) if line)
+
+
+def _doubt(spread: float, plan: str | None) -> str:
+    """Returns a line where messages differ by more than compression gains or costs; else ""."""
+    (answer,) = json.loads(plan or "")["links"]
+    if answer["verdict"] == "makes no difference" or spread < max(answer["factor"], 1 / answer["factor"]):
+        return ""
+    return (
+        f"no verdict: runs of the same message differ by {spread:.2f} times, more than compression gains or "
+        "costs below; measure again"
+    )

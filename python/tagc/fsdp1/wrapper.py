@@ -173,13 +173,9 @@ class _State:
         group = flat.group if not self._sums_replicas or replicas is None else replicas
         n_elems, hosts = flat.n_padded(), self.handle.wrapper.hosts(group)
         if group is flat.group:
-            return Expected(
-                self.unit, group, n_elems, flat.dtype(), lambda: flat.layout(n_elems, hosts), by_model=False
-            )
+            return Expected(self.unit, group, n_elems, flat.dtype(), lambda: flat.layout(n_elems, hosts))
         row = n_elems // flat.group.size()
-        return Expected(
-            self.unit, group, row, flat.dtype(), lambda: flat.row_layout(row, hosts), by_model=False
-        )
+        return Expected(self.unit, group, row, flat.dtype(), lambda: flat.row_layout(row, hosts))
 
     def _exchange(
         self,
@@ -188,10 +184,10 @@ class _State:
         output: torch.Tensor,
         layout: Callable[[int, Hosts], layouts.Layout],
     ) -> None:
-        hosts, n = self.handle.wrapper.hosts(group), gradient.numel()
-        self.handle.passes.exchange(
-            self.unit, group, gradient, output, ReduceOp.AVG, lambda: layout(n, hosts)
-        )
+        passes, hosts, n = self.handle.passes, self.handle.wrapper.hosts(group), gradient.numel()
+        by_model = passes.goes_by_model(self.unit, group, gradient)
+        exchange = passes.exchange_by_model if by_model else passes.exchange
+        exchange(self.unit, group, gradient, output, ReduceOp.AVG, lambda: layout(n, hosts))
 
     def _add_up(self, group: dist.ProcessGroup, gradient: torch.Tensor, output: torch.Tensor) -> None:
         """Lets torch average."""

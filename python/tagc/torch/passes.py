@@ -133,7 +133,7 @@ class Passes:
         if layout is None or what.unit.rests:
             return
         unit, op = what.unit.make_unit(), dist.ReduceOp.AVG
-        if what.by_model and hosts.is_flat:
+        if hosts.is_flat:
             kind, queue = kind_of(op, comm.world_size)[0], staged.staging.queue
             model = unit.open_model(
                 comm, layout, what.dtype, kind, self.state.schedule, what.unit.rests, queue

@@ -79,6 +79,11 @@ class Follower:
         """Returns the version that the weights are; 0: none, or one that was written in part."""
         return 0 if self._sync is None else self._sync.version
 
+    @property
+    def run(self) -> int:
+        """Returns the number of the sender's run of which that version is; 0: none."""
+        return 0 if self._sync is None else self._sync.run
+
     def update(self, version: int | None = None, wait_s: float = 0.0) -> int:
         """Turns the weights into a version of the store, and returns its number. version: None takes the
         newest, of which there may be none newer than these weights.

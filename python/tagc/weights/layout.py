@@ -14,11 +14,15 @@ from typing import Any, NamedTuple
 import torch
 
 from tagc._library import Error
-from tagc.weights.tensors import Part, Parts, Tensors, memories, named_tensors
+from tagc.weights.tensors import Box, Part, Parts, Tensors, boxes_of, memories, named_tensors
 
 PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 # Of an expert: first and second half of the first weight, and the second weight.
-_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w3|w2)\.weight")
+_EXPERT = re.compile(
+    r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w3|w2)\.(weight|weight_scale|weight_scale_inv)"
+)
+# Of quantised weights, one of each block of rows and columns.
+_BLOCK_SCALES = "weight_scale_inv"
 _HALVES = {"gate_proj": 0, "w1": 0, "up_proj": 1, "w3": 1}
 
 Row = tuple[str, tuple[int, ...], torch.dtype]  # name, shape and dtype of a tensor of the store
@@ -51,13 +55,8 @@ class Layout:
         bound: dict[str, torch.Tensor | Parts] = {}
         n_written = dict.fromkeys(tensors, 0)
         for name, shape, dtype in rows:
-            places = self._place(tensors, name, shape)
-            if places is None:
-                raise Error(
-                    "mismatch", f"the store has {name} {list(shape)}, and the model has no such tensor"
-                )
             parts = []
-            for place in places:
+            for place in self._places(tensors, name, shape):
                 target = tensors[place.tensor]
                 if not place.at:
                     bound[name] = _same(name, shape, dtype, place.tensor, target)
@@ -78,6 +77,30 @@ class Layout:
                 )
         self._bound_at = _addresses(tensors)
         return bound
+
+    def held(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, list[tuple[Box, torch.Tensor]]]:
+        """Returns the memory that this rank has of some tensors of the store, which need not be all of the
+        model's, and which boxes of them it is. Error if the model lacks one."""
+        tensors = self._tensors()
+        found: dict[str, list[tuple[Box, torch.Tensor]]] = {}
+        for name, shape in shapes.items():
+            found[name] = []
+            for place in self._places(tensors, name, shape):
+                target = tensors[place.tensor]
+                if place.at and isinstance(target, torch.Tensor):
+                    memory = target.detach()[place.at]
+                    found[name].append((Box(place.offsets, tuple(memory.shape)), memory))
+                    continue
+                _same(name, shape, target.dtype, place.tensor, target)
+                found[name] += zip(boxes_of(place.tensor, target), memories(target))
+        self._bound_at = _addresses(tensors)
+        return found
+
+    def _places(self, tensors: Tensors, name: str, shape: tuple[int, ...]) -> Sequence[Target]:
+        places = self._place(tensors, name, shape)
+        if places is None:
+            raise Error("mismatch", f"the store has {name} {list(shape)}, and the model has no such tensor")
+        return places
 
     def has_moved(self) -> bool:
         """Returns whether the model's tensors lie elsewhere than when they were bound."""
@@ -148,8 +171,9 @@ def engine_layout(
     """Returns the layout of a model of vLLM or SGLang on one rank.
 
     names: returns the engine's name, as if nothing were packed, for one of the store; None leaves it out.
-    What is packed is in the model's packed_modules_mapping, else PACKED. Error, when tensors are bound, for
-    what is not the store's dtype, as quantised weights, or of a shape that no shard has."""
+    What is packed is in the model's packed_modules_mapping, else PACKED. Quantised weights and their scales
+    lie as weights do. Error, when tensors are bound, for what is not of the store's dtype, or of a shape that
+    no shard has."""
     packed: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", None) or PACKED
     within = {part: whole for whole, parts in packed.items() for part in parts if len(parts) > 1}
     modules = dict(model.named_modules())
@@ -227,14 +251,17 @@ def _of_packed(
     and values may be on several ranks each."""
     rank = _rank_of(module, rank)
     head = getattr(module, "head_size", None)
+    is_of_blocks = name.endswith(_BLOCK_SCALES)
+    block = (getattr(module, "weight_block_size", None) or (128, 128))[0] if is_of_blocks else 1
     if n_parts == 3 and head is not None:
         heads = [int(getattr(module, key)) for key in ("num_heads", "num_kv_heads", "num_kv_heads")]
         rows = [n * head for n in heads]
         among = rank.rank // getattr(module, "num_kv_head_replicas", 1) if number else rank.rank
     else:
         # each part's rows, of all ranks
-        rows = [n // rank.size for n in getattr(module, "output_sizes", [shape[0]] * n_parts)]
+        rows = [n // rank.size for n in getattr(module, "output_sizes", [shape[0] * block] * n_parts)]
         among = rank.rank
+    rows = [-(-n // block) for n in rows]
     begin, offset = sum(rows[:number]), among * rows[number]
     if (
         sum(rows) != tensor.shape[0]
@@ -257,7 +284,8 @@ def _of_expert(
 ) -> Sequence[Target] | None:
     """Returns the place of one expert's weight in w13_weight (experts, 2 x rows, columns) or w2_weight of the
     ranks that have it."""
-    which = "w13_weight" if match[3] in _HALVES else "w2_weight"
+    is_first = match[3] in _HALVES
+    which = ("w13_" if is_first else "w2_") + match[4]
     target = next((name for name in tensors if name.startswith(match[1]) and name.endswith(which)), None)
     if target is None:
         return None
@@ -268,10 +296,10 @@ def _of_expert(
         return ()
     sizes = list(held.shape[1:])
     first = 0
-    if which == "w13_weight":
+    if is_first:
         sizes[0] //= 2
         first = sizes[0] * _HALVES[match[3]]
-    d = 0 if which == "w13_weight" else 1
+    d = 0 if is_first else 1
     n_shards, rest = divmod(shape[d], sizes[d])
     if rest or sizes[1 - d] != shape[1 - d] or number >= held.shape[0]:
         raise Error(

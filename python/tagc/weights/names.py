@@ -20,12 +20,17 @@ from tagc.weights.tensors import WRAPPERS, Part, Parts
 _PEFT = re.compile(r"^base_model\.model\.|\.base_layer(?=\.)")
 
 
+def without_wrappers(name: str) -> str:
+    """Returns the name without what torch.compile(), activation checkpoints, DDP and FSDP put into it."""
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name.removeprefix("module.")
+
+
 def hugging_face(name: str) -> str:
     """Returns the name in the checkpoint of a parameter of a model of transformers, however it is wrapped:
     by torch.compile(), activation checkpoints, DDP, FSDP or PEFT, of which this is the base's name."""
-    for wrapper in WRAPPERS:
-        name = name.replace(wrapper, "")
-    return _PEFT.sub("", name.removeprefix("module."))
+    return _PEFT.sub("", without_wrappers(name))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,7 @@ from tagc.torch.extension import number, say, share, timeout_of
 from tagc.weights import store as stores
 from tagc.weights.follow import fetch
 from tagc.weights.links import rank_and_size
+from tagc.weights.quantize import Function, Quantized, Recipe
 from tagc.weights.store import Manifest, Version
 from tagc.weights.sync import Sent, WeightSync
 from tagc.weights.tensors import Parts, Tensors, named_tensors
@@ -38,6 +39,9 @@ class Publisher:
     make a Publisher and call publish(). None: this process alone.
     keep: of versions, newest first, whose changes stay; a receiver further behind takes all weights.
     state: of an earlier Publisher, from state_dict(), for a store that was emptied or is another one.
+    quantize: what receivers have instead of matrices: a Recipe, such as quantize.fp8_in_blocks(), or a
+    function of a tensor's name and the whole tensor, which returns tensors by name, or None for one that
+    stays. Weights travel quantised, with their scales; dtype then is that of the others.
     dtype, buffers, check_every, threads, timeout_s: as those of WeightSync.
 
     Where the store has versions of these tensors, this goes on behind them. Collective over the group."""
@@ -50,6 +54,7 @@ class Publisher:
         *,
         keep: int = 32,
         state: dict[str, int] | None = None,
+        quantize: Recipe | Function | None = None,
         dtype: torch.dtype | None = None,
         buffers: bool = False,
         check_every: int = 16,
@@ -58,8 +63,13 @@ class Publisher:
     ) -> None:
         number("keep", keep, 1, 2**31 - 1, int)
         rank, size = rank_and_size(group)
+        model = _with_others(model, group, buffers, timeout_s)
+        self._quantized: Quantized | None = None
+        if quantize is not None:
+            model = self._quantized = Quantized(model, buffers, quantize, dtype)
+            dtype = None
         self._sync = WeightSync(
-            _with_others(model, group, buffers, timeout_s),
+            model,
             group,
             range(size),
             dtype=dtype,
@@ -104,9 +114,12 @@ class Publisher:
         new version, and the next one has all weights. Collective."""
         assert self._store is not None
         self._sync.agreed(self._check)
+        if (quantized := self._quantized) is not None:
+            largest = self._sync.agreed(quantized.largest)
+            self._sync.agreed(lambda: quantized.fill(largest))
         is_whole, self._needs_whole = self._needs_whole, True
-        told = self._sync.agreed(lambda: self._write(is_whole))
-        manifest = self._next(told)
+        files = self._sync.agreed(lambda: self._write(is_whole))
+        manifest = self._next(files)
         self._sync.agreed(lambda: self._create(manifest) if self._is_first else None)
         self._manifest, self._needs_whole = manifest, False
         return self.version

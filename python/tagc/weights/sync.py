@@ -364,17 +364,21 @@ class WeightSync:
         return self._group is None or self._rank in self._senders
 
     def _divide(self, boxes: Sequence[Sequence[tuple[Box, ...]]]) -> str:
-        """Finds what each sender sends: of boxes that several hold, the first one's. Returns in words which
-        tensor they do not hold as a whole; "" if there is none. Without a group it may yet be a receiver."""
+        """Finds what each sender sends: of a box that several hold, the one that has the least to send yet.
+        Returns in words which tensor they do not hold as a whole; "" if there is none. Without a group it may
+        yet be a receiver."""
+        n_sent = [0] * len(boxes)
         for index, entry in enumerate(self._entries):
-            taken: set[Box] = set()
+            taken: dict[Box, list[int]] = {}  # and which senders hold it
             for part, theirs in enumerate(boxes):
                 for box in theirs[index]:
-                    if box in taken or not box.numel():
-                        continue
-                    taken.add(box)
-                    if self._is_sender() and self._senders[part] == self._rank:
-                        self._mine += [(index, piece) for piece in box.pieces()]
+                    if box.numel():
+                        taken.setdefault(box, []).append(part)
+            for box, parts in taken.items():
+                sender = min(parts, key=lambda part: n_sent[part])
+                n_sent[sender] += box.numel()
+                if self._is_sender() and self._senders[sender] == self._rank:
+                    self._mine += [(index, piece) for piece in box.pieces()]
             n_held = sum(box.numel() for box in taken)
             if n_held != product(entry.shape):
                 who = f"source is {self._senders}: these ranks hold"

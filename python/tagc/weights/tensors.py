@@ -272,7 +272,10 @@ def boxes_of(name: str, tensor: torch.Tensor | Parts) -> tuple[Box, ...]:
         if isinstance(placement, Replicate):
             continue
         if type(placement) is not Shard:  # strided or partial
-            raise Error("unsupported", f"{name} is placed as {placement}, must be as Shard or Replicate")
+            raise Error(
+                "unsupported",
+                f"{name} is placed as {placement}, must be as Shard or Replicate: redistribute() it first",
+            )
         chunk = -(-sizes[placement.dim] // tensor.device_mesh.size(i))
         begin = min(coordinate[i] * chunk, sizes[placement.dim])
         offsets[placement.dim] += begin

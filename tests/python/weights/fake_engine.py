@@ -8,9 +8,25 @@ import types
 import torch
 from torch import nn
 
+BLOCK = 4  # of rows and of columns that have one scale, where weights are in fp8
 
-def parameter(*shape):
-    return nn.Parameter(torch.full(shape, -7.0, dtype=torch.bfloat16), requires_grad=False)
+
+def parameter(*shape, dtype=torch.bfloat16):
+    return nn.Parameter(torch.full(shape, -7.0).to(dtype), requires_grad=False)
+
+
+def weights(layer, shape, is_fp8, name="weight"):
+    """Gives a layer weights of this shape and, in fp8, the scales of their blocks."""
+    setattr(layer, name, parameter(*shape, dtype=torch.float8_e4m3fn if is_fp8 else torch.bfloat16))
+    if is_fp8:
+        layer.weight_block_size = (BLOCK, BLOCK)
+        blocks = [*shape[:-2], *(-(-n // BLOCK) for n in shape[-2:])]
+        setattr(layer, f"{name}_scale_inv", parameter(*blocks, dtype=torch.float32))
+
+
+def in_blocks(leaf, *rows):
+    """Returns rows of weights as rows of this tensor of a layer."""
+    return [-(-n // BLOCK) for n in rows] if leaf.endswith("_scale_inv") else list(rows)
 
 
 def cut(tensor, dim, n, number):
@@ -20,33 +36,35 @@ def cut(tensor, dim, n, number):
 class Linear(nn.Module):
     """Divided along dim, or not at all."""
 
-    def __init__(self, shape, dim, tp, bias=False):
+    def __init__(self, shape, dim, tp, bias=False, is_fp8=False):
         super().__init__()
         self.tp_rank, self.tp_size = tp if dim is not None else (0, 1)
         shape = list(shape)
         if dim is not None:
             shape[dim] //= self.tp_size
-        self.dim, self.weight = dim, parameter(*shape)
+        self.dim = dim
+        weights(self, shape, is_fp8)
         self.bias = parameter(shape[0]) if bias else None
 
     def load(self, leaf, tensor, part):
         dim = None if leaf == "bias" and self.dim == 1 else self.dim
-        n = self.weight.shape[dim] if dim is not None else 0
+        n = getattr(self, leaf).shape[dim] if dim is not None else 0
         getattr(self, leaf).data.copy_(tensor if dim is None else cut(tensor, dim, n, self.tp_rank))
 
 
 class QKVParallelLinear(nn.Module):
-    def __init__(self, columns, head_size, n_heads, n_kv_heads, tp, bias):
+    def __init__(self, columns, head_size, n_heads, n_kv_heads, tp, bias, is_fp8):
         super().__init__()
         self.tp_rank, self.tp_size = tp
         self.head_size, self.num_heads = head_size, n_heads // self.tp_size
         self.num_kv_heads = max(1, n_kv_heads // self.tp_size)
         self.num_kv_head_replicas = max(1, self.tp_size // n_kv_heads)
         rows = (self.num_heads + 2 * self.num_kv_heads) * head_size
-        self.weight, self.bias = parameter(rows, columns), parameter(rows) if bias else None
+        weights(self, (rows, columns), is_fp8)
+        self.bias = parameter(rows) if bias else None
 
     def load(self, leaf, tensor, part):
-        q, kv = self.num_heads * self.head_size, self.num_kv_heads * self.head_size
+        q, kv = in_blocks(leaf, self.num_heads * self.head_size, self.num_kv_heads * self.head_size)
         offset = {"q_proj": 0, "k_proj": q, "v_proj": q + kv}[part]
         n = q if part == "q_proj" else kv
         number = self.tp_rank if part == "q_proj" else self.tp_rank // self.num_kv_head_replicas
@@ -54,16 +72,16 @@ class QKVParallelLinear(nn.Module):
 
 
 class MergedColumnParallelLinear(nn.Module):
-    def __init__(self, columns, output_sizes, tp):
+    def __init__(self, columns, output_sizes, tp, is_fp8):
         super().__init__()
         self.tp_rank, self.tp_size = tp
         self.output_sizes = output_sizes
-        self.weight = parameter(sum(output_sizes) // self.tp_size, columns)
+        weights(self, (sum(output_sizes) // self.tp_size, columns), is_fp8)
 
     def load(self, leaf, tensor, part):
         number = ["gate_proj", "up_proj"].index(part)
-        sizes = [n // self.tp_size for n in self.output_sizes]
-        to = self.weight.data.narrow(0, sum(sizes[:number]), sizes[number])
+        sizes = in_blocks(leaf, *(n // self.tp_size for n in self.output_sizes))
+        to = getattr(self, leaf).data.narrow(0, sum(sizes[:number]), sizes[number])
         to.copy_(cut(tensor, 0, sizes[number], self.tp_rank))
 
 
@@ -87,33 +105,34 @@ class VocabParallelEmbedding(nn.Module):
 class RoutedExperts(nn.Module):
     """Of all ranks, each with some experts (ep) or with rows of all."""
 
-    def __init__(self, n_experts, columns, rows, tp, is_ep):
+    def __init__(self, n_experts, columns, rows, tp, is_ep, is_fp8):
         super().__init__()
         rank, size = tp
         self.tp_rank, self.tp_size = (0, 1) if is_ep else tp
         self.n_local = n_experts // size if is_ep else n_experts
         self.begin = rank * self.n_local if is_ep else 0
         rows //= self.tp_size
-        self.w13_weight = parameter(self.n_local, 2 * rows, columns)
-        self.w2_weight = parameter(self.n_local, columns, rows)
+        weights(self, (self.n_local, 2 * rows, columns), is_fp8, "w13_weight")
+        weights(self, (self.n_local, columns, rows), is_fp8, "w2_weight")
 
     def _map_global_expert_id_to_local_expert_id(self, number):
         return number - self.begin if self.begin <= number < self.begin + self.n_local else -1
 
-    def load_expert(self, number, part, tensor):
+    def load_expert(self, number, part, leaf, tensor):
         local = self._map_global_expert_id_to_local_expert_id(number)
         if local < 0:
             return
-        rows = self.w2_weight.shape[2]
+        (rows,) = in_blocks(leaf, self.w2_weight.shape[2])
         if part == "down_proj":
-            self.w2_weight.data[local].copy_(cut(tensor, 1, rows, self.tp_rank))
+            getattr(self, f"w2_{leaf}").data[local].copy_(cut(tensor, 1, rows, self.tp_rank))
         else:
-            to = self.w13_weight.data[local].narrow(0, rows * (part == "up_proj"), rows)
+            to = getattr(self, f"w13_{leaf}").data[local].narrow(0, rows * (part == "up_proj"), rows)
             to.copy_(cut(tensor, 0, rows, self.tp_rank))
 
 
 class Model(nn.Module):
-    """Grouped heads, a dense layer and one of experts, over the ranks of tp = (rank, size)."""
+    """Grouped heads, a dense layer and one of experts, over the ranks of tp = (rank, size). is_fp8: matrices
+    of layers are in fp8 with scales of blocks, as DeepSeek's."""
 
     packed_modules_mapping = {
         "qkv_proj": ["q_proj", "k_proj", "v_proj"],
@@ -121,7 +140,7 @@ class Model(nn.Module):
     }
     COLUMNS, ROWS, HEAD, HEADS, KV_HEADS, TOKENS, EXPERTS = 24, 32, 4, 8, 2, 46, 4
 
-    def __init__(self, tp=(0, 1), is_ep=True):
+    def __init__(self, tp=(0, 1), is_ep=True, is_fp8=False):
         super().__init__()
         self.model = nn.Module()
         self.model.embed_tokens = VocabParallelEmbedding(self.TOKENS, self.COLUMNS, tp)
@@ -131,18 +150,18 @@ class Model(nn.Module):
             layer.self_attn, layer.mlp = nn.Module(), nn.Module()
             heads = self.HEADS * self.HEAD
             layer.self_attn.qkv_proj = QKVParallelLinear(
-                self.COLUMNS, self.HEAD, self.HEADS, self.KV_HEADS, tp, bias=True
+                self.COLUMNS, self.HEAD, self.HEADS, self.KV_HEADS, tp, True, is_fp8
             )
-            layer.self_attn.o_proj = Linear((self.COLUMNS, heads), 1, tp, bias=True)
+            layer.self_attn.o_proj = Linear((self.COLUMNS, heads), 1, tp, True, is_fp8)
             layer.input_layernorm = Linear((self.COLUMNS,), None, tp)
             if number == 0:
-                layer.mlp.gate_up_proj = MergedColumnParallelLinear(self.COLUMNS, [self.ROWS] * 2, tp)
-                layer.mlp.down_proj = Linear((self.COLUMNS, self.ROWS), 1, tp)
+                layer.mlp.gate_up_proj = MergedColumnParallelLinear(self.COLUMNS, [self.ROWS] * 2, tp, is_fp8)
+                layer.mlp.down_proj = Linear((self.COLUMNS, self.ROWS), 1, tp, False, is_fp8)
             else:
                 layer.mlp.gate = Linear((self.EXPERTS, self.COLUMNS), None, tp)
                 layer.mlp.experts = nn.Module()
                 layer.mlp.experts.routed_experts = RoutedExperts(
-                    self.EXPERTS, self.COLUMNS, self.ROWS, tp, is_ep
+                    self.EXPERTS, self.COLUMNS, self.ROWS, tp, is_ep, is_fp8
                 )
             self.model.layers.append(layer)
         self.lm_head = VocabParallelEmbedding(self.TOKENS, self.COLUMNS, tp)
@@ -157,7 +176,7 @@ class Model(nn.Module):
             )
             if ".experts." in stem:
                 layer, _, number = above.partition(".experts.")
-                modules[f"{layer}.experts.routed_experts"].load_expert(int(number), last, tensor)
+                modules[f"{layer}.experts.routed_experts"].load_expert(int(number), last, leaf, tensor)
             elif whole and f"{above}.{whole}" in modules:
                 modules[f"{above}.{whole}"].load(leaf, tensor, last)
             else:

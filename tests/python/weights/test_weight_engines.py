@@ -236,6 +236,52 @@ def test_vllm_takes_versions_from_its_trainer_half(tmp_path, monkeypatch):
         trainer.trainer_init(StoreTrainerInitInfo(str(tmp_path), rank=0), client=client)
 
 
+def adapter_of(names, generator):
+    """Returns parameters of PEFT's model by name, in eighths: sums of few are exact in any order."""
+    named = {}
+    for name, (rows, columns) in names.items():
+        stem = f"base_model.model.{name}"
+        named[f"{stem}.base_layer.weight"] = torch.zeros(rows, columns)
+        for which, shape in (("A", (4, columns)), ("B", (rows, 4))):
+            value = torch.randint(-8, 9, shape, generator=generator) / 8
+            named[f"{stem}.lora_{which}.default.weight"] = value
+    return named
+
+
+LAYERS = {"model.layers.0.self_attn.k_proj": (8, 24), "model.layers.0.mlp.down_proj": (24, 32)}
+
+
+def with_adapter(checkpoint, named, scale):
+    result = dict(checkpoint)
+    for name in LAYERS:
+        a, b = (named[f"base_model.model.{name}.lora_{which}.default.weight"] for which in "AB")
+        result[f"{name}.weight"] = (result[f"{name}.weight"].float() + scale * b @ a).bfloat16()
+    return result
+
+
+def test_vllm_adds_an_adapter(tmp_path, monkeypatch):
+    made, rank = vllm()
+    for name, module in made.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "tagc.weights.engines.vllm", raising=False)
+    checkpoint, generator = fake_engine.checkpoint(), torch.Generator().manual_seed(1)
+    named = adapter_of(LAYERS, generator)
+    (worker,) = vllm_workers(made, rank, [(0, 1)])
+    worker.model.load_weights(checkpoint.items())
+    from tagc.weights.engines.vllm import StoreTrainerInitInfo
+
+    trainer = made["vllm.distributed.weight_transfer"].WeightTransferTrainerFactory.registry["tagc"]()
+    info = StoreTrainerInitInfo(str(tmp_path), rank=0, lora_scale=0.25)
+    engine = trainer.trainer_init(info, client=Client([worker]), source=ModuleSource(named.items))
+    for _ in range(3):
+        engine.send_weights()
+        oracle = fake_engine.Model()
+        oracle.load_weights(with_adapter(checkpoint, named, 0.25).items())
+        assert same(worker.model, oracle)
+        for name, tensor in named.items():
+            tensor += "lora" in name
+
+
 def vllm_trainers(rank, world_size, folder):
     made, tp = vllm()
     sys.modules.update(made)
@@ -271,7 +317,7 @@ def vllm_trainers(rank, world_size, folder):
 
 def test_vllm_trainers_of_several_ranks_send_what_they_own(tmp_path):
     first, second = ranks.run(vllm_trainers, 2, str(tmp_path), timeout_s=100)
-    store = {"store": str(tmp_path), "folder": None, "threads": 1}
+    store = {"store": str(tmp_path), "folder": None, "threads": 1, "lora_scale": None}
     updates = [item for v in (1, 2) for item in ({"version": v, "wait_s": 60.0}, str(v))]
     assert first == [store, *updates] and second == []
 
@@ -279,7 +325,7 @@ def test_vllm_trainers_of_several_ranks_send_what_they_own(tmp_path):
 # ---- SGLang: entrypoints/engine.py, model_runner_components/weight_updater.py ----
 
 
-def test_sglang_calls_the_loader_in_each_rank(tmp_path, monkeypatch):
+def sglang_engine(models, monkeypatch):
     rank = [(0, 1)]
     made = modules(
         sglang__srt__distributed={
@@ -289,11 +335,6 @@ def test_sglang_calls_the_loader_in_each_rank(tmp_path, monkeypatch):
     )
     for name, module in made.items():
         monkeypatch.setitem(sys.modules, name, module)
-    from tagc.weights.engines import sglang
-
-    here, generator = fake_engine.checkpoint(), torch.Generator().manual_seed(1)
-    sender = Publisher(here, tmp_path)
-    models = [fake_engine.Model((0, 2), False), fake_engine.Model((1, 2), False)]
 
     class Engine:
         is_open = False
@@ -313,7 +354,37 @@ def test_sglang_calls_the_loader_in_each_rank(tmp_path, monkeypatch):
                 rank[0] = (number, 2)
                 loader(model, named_tensors)
 
-    engine = Engine()
+    return Engine()
+
+
+def test_sglang_adds_an_adapter(tmp_path, monkeypatch):
+    from tagc.weights.engines import sglang
+    from tagc.weights.lora import adapters
+
+    checkpoint, generator = fake_engine.checkpoint(), torch.Generator().manual_seed(1)
+    named = adapter_of(LAYERS, generator)
+    sender = Publisher(adapters(named), tmp_path)
+    models = [fake_engine.Model((number, 2), False) for number in range(2)]
+    engine = sglang_engine(models, monkeypatch)
+    for model in models:
+        model.load_weights(checkpoint.items())
+    for version in (1, 2):
+        sender.publish()
+        sglang.update(engine, str(tmp_path), version, lora_scale=2.0)
+        for number, model in enumerate(models):
+            oracle = fake_engine.Model((number, 2), False)
+            oracle.load_weights(with_adapter(checkpoint, named, 2.0).items())
+            assert same(model, oracle)
+        named["base_model.model.model.layers.0.mlp.down_proj.lora_B.default.weight"] += 1
+
+
+def test_sglang_calls_the_loader_in_each_rank(tmp_path, monkeypatch):
+    from tagc.weights.engines import sglang
+
+    here, generator = fake_engine.checkpoint(), torch.Generator().manual_seed(1)
+    sender = Publisher(here, tmp_path)
+    models = [fake_engine.Model((0, 2), False), fake_engine.Model((1, 2), False)]
+    engine = sglang_engine(models, monkeypatch)
     for version in range(1, 4):
         sender.publish()
         sglang.update(engine, str(tmp_path), version)

@@ -1,6 +1,7 @@
 """Publisher and Follower: whatever dies when, a receiver has the bits of one version, which an oracle knows
 without any of this."""
 
+import ctypes
 import hashlib
 import json
 import os
@@ -19,7 +20,7 @@ import launch
 import ranks
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DeviceMesh
+from torch.distributed.tensor import DeviceMesh, DTensor, Partial, Replicate
 
 import tagc.torch as tagc
 from tagc import _library as lib
@@ -371,28 +372,44 @@ def resident_kib():
 
 
 def publish_large(folder, shapes):
-    Publisher({name: torch.full(shape, 2.0) for name, shape in shapes.items()}, folder).publish()
+    """Two versions of fp32; the second one changes every element by a lot, so that its messages are large."""
+    here = {name: torch.full(shape, 2.0) for name, shape in shapes.items()}
+    sender = Publisher(here, folder)
+    sender.publish()
+    for tensor in here.values():
+        tensor += torch.arange(tensor.numel()).view(tensor.shape) % 9_999_991
+    sender.publish()
+    assert not sender.last.is_whole and sender.last.n_bytes > 3.5 * sum(t.numel() for t in here.values())
 
 
 def memory_of_a_receiver(folder, shapes, written):
-    there = {name: torch.zeros(shape).fill_(1) for name, shape in shapes.items()}
-    with open("/proc/self/clear_refs", "w") as clear:
-        clear.write("5")  # the peak begins anew
-    before = resident_kib()
-    Follower(there, folder, folder=str(folder.parent)).update()
-    os.write(written, f"{peak_kib() - before} {float(there['t0'].sum())}".encode())
+    """Tells how much more memory each version takes than there is before, where it cannot be written in
+    place."""
+    there = {name: torch.ones(shape[::-1]).t() for name, shape in shapes.items()}
+    receiver = Follower(there, folder, folder=str(folder.parent))
+    peaks = []
+    for version in (1, 2):
+        ctypes.CDLL(None).malloc_trim(0)  # else memory that was freed is used again, and not seen
+        with open("/proc/self/clear_refs", "w") as clear:
+            clear.write("5")  # the peak begins anew
+        before = resident_kib()
+        assert receiver.update(version) == version
+        peaks.append(peak_kib() - before)
+    values = [float(there["t0"][row, 3]) for row in (2, 1)]
+    os.write(written, " ".join(map(str, peaks + values)).encode())
 
 
 def test_a_receiver_holds_one_tensor_more(tmp_path):
-    """Beyond its weights of 160 MB at most the largest tensor, here 20 MB, and 64 MiB."""
-    shapes = {f"t{i}": (5_000_000,) for i in range(8)}
-    # in a process of its own: memory that this one frees would be used again, and not seen
+    """Beyond its weights of 96 MB at most the largest tensor, here 8 MB, and 64 MiB: of all weights, and of
+    what changed, which is over 84 MB."""
+    shapes = {f"t{i}": (1000, 2000) for i in range(12)}
     assert os.waitpid(child(publish_large, tmp_path / "store", shapes), 0)[1] == 0
     reading, writing = os.pipe()
-    pid = child(memory_of_a_receiver, tmp_path / "store", shapes, writing)
-    assert os.waitpid(pid, 0)[1] == 0
-    beyond_kib, first = map(float, os.read(reading, 100).split())
-    assert first == 1e7 and 1000 < beyond_kib < (20e6 + 64 * 2**20) / 1024
+    assert os.waitpid(child(memory_of_a_receiver, tmp_path / "store", shapes, writing), 0)[1] == 0
+    whole_kib, changes_kib, *values = map(float, os.read(reading, 200).split())
+    assert values == [2 + 4003, 2 + 2003]
+    assert 1000 < whole_kib < (8e6 + 64 * 2**20) / 1024
+    assert 1000 < changes_kib < (8e6 + 64 * 2**20) / 1024
 
 
 # ---- several senders ----
@@ -432,6 +449,36 @@ def sharded(rank, world_size, folder):
 
 def test_ranks_of_fsdp2_write_what_they_own(tmp_path):
     ranks.run(sharded, 3, str(tmp_path), timeout_s=100)
+
+
+def replicated(rank, world_size, folder):
+    """Two replicas of two shards: each rank writes a quarter, and not only those of the first replica."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(8))).bfloat16()
+    there = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(8))).bfloat16()
+    fully_shard(model, mesh=DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("replica", "shard")))
+    sender = Publisher(model, folder, torch.distributed.group.WORLD, timeout_s=60)
+    receiver = Follower(there, folder)
+    for version in (1, 2):
+        assert sender.publish() == version == receiver.update()
+        assert sender.last.n_elems == 8 * 16 * 16 // 4
+        full = [p.full_tensor() for p in model.parameters()]
+        assert all(torch.equal(a, b) for a, b in zip(full, there.parameters()))
+        torch.distributed.barrier()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.to_local().add_(1 + rank % 2)
+    sums = DTensor.from_local(torch.ones(3), DeviceMesh("cpu", range(4)), [Partial()])
+    text = "must be as Shard or Replicate: redistribute() it first"
+    group, other = torch.distributed.group.WORLD, folder + "-sums"
+    refused(lambda: Publisher({"a": sums}, other, group, timeout_s=60), "unsupported", text)
+    reduced, there = sums.redistribute(placements=[Replicate()]), {"a": torch.zeros(3)}
+    Publisher({"a": reduced}, other, group, timeout_s=60).publish()
+    assert Follower(there, other).update() == 1 and there["a"].tolist() == [4, 4, 4]
+
+
+def test_replicas_share_the_work(tmp_path):
+    ranks.run(replicated, 4, str(tmp_path / "policy"), timeout_s=100)
 
 
 def test_arguments_are_named(tmp_path):
@@ -499,9 +546,9 @@ def test_another_program_can_read_a_store(tmp_path):
         assert (run, version, before) == (int(manifest["run"], 16), manifest[kind][-1]["version"], base)
         assert is_whole == flag and text == (b"a [3, 4] bfloat16\nb [] int32" if flag else b"")
         assert [(number, box) for number, box, _ in rows] == [(0, [(0, 3), (0, 4)]), (1, [])]
-        if flag:  # 64 bytes of a header, 12 of a segment, then the elements
-            values = torch.frombuffer(bytearray(rows[0][2][76:]), dtype=torch.bfloat16)
-            assert values.tolist() == list(range(12)) and rows[1][2][76:] == struct.pack("<i", 3)
+        if flag:  # 64 bytes of a header, 8 of a segment, then the elements
+            values = torch.frombuffer(bytearray(rows[0][2][72:]), dtype=torch.bfloat16)
+            assert values.tolist() == list(range(12)) and rows[1][2][72:] == struct.pack("<i", 3)
 
 
 # ---- the example ----

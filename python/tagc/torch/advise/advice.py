@@ -21,6 +21,7 @@ from tagc._library import Error
 from tagc.torch.advise.choice import (
     EVERY,
     bytes_text,
+    call_of,
     choose,
     choose_every,
     choose_local,
@@ -219,7 +220,7 @@ def advise_shape(
     if step_s is not None:
         step_s = max(share(group, step_s))
     rows = forecast(shape, found, step_s, survey.hosts.per_host)
-    advice = choose(rows) | {
+    advice = choose(rows, spread=found["spread"]) | {
         "wrap": shape.wrap,
         "world_size": shape.world_size,
         "n_params": shape.n_params,
@@ -504,7 +505,7 @@ def local_of(
         }
     steps = choose_every(compute_s, exchange_s) if every == "auto" else int(every)
     row = {"name": LOCAL, "every": steps, "step_s": local_step_s(compute_s, exchange_s, steps)}
-    verdict, reason = choose_local(chosen, row, compute_s)
+    verdict, reason = choose_local(chosen, row, compute_s, found["spread"])
     return row | {
         "bits": bits / steps,
         "exchange_s": exchange_s,
@@ -566,6 +567,8 @@ def text_of(advice: Mapping[str, Any]) -> str:
     if has_cards:
         lines.append("a host sends: to other hosts in a step; of torch's own, as much as a ring of all ranks")
     lines.append(advice["reason"])
+    if advice["choice"] == "compress":
+        lines.append(f"    {call_of(advice['options'])}")
     if advice["bucket"]:
         bucket = advice["bucket"]
         lines.append(

@@ -6,21 +6,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tagc import _library as lib
+from tagc.torch.schedule.options import grouped
 
+UNSTEADY = "runs of the same measurement differ by more, so measure again"
 EVERY = (5, 10, 20, 30, 50, 100, 200, 300, 500)  # steps between exchanges of local steps
 
 
-def choose(rows: Sequence[dict[str, Any]], what_shows: str = "step= or step_s= shows") -> dict[str, Any]:
+def choose(
+    rows: Sequence[dict[str, Any]], what_shows: str = "step= or step_s= shows", spread: float = 1.0
+) -> dict[str, Any]:
     """Returns what to take, and why, in words: compression, if it pays against the fastest way without it,
     the baseline. Among the rows with compression, and among those without, it takes the mildest beside which
-    the fastest makes no difference. Where computing is not known, communication alone is compared."""
+    the fastest makes no difference. Where computing is not known, communication alone is compared. spread:
+    how many times as long as the fastest run of a measurement its slowest took. A smaller gain counts as
+    none."""
     of, off = "comm_s" if rows[0]["step_s"] is None else "step_s", rows[0]
     plain_rows, packed_rows = (
         [row for row in rows if (row["choice"] == "compress") == is_packed] for is_packed in (False, True)
     )
     plain, packed = mildest(plain_rows, of), mildest(packed_rows, of)
     baseline, strongest = (min(some, key=lambda row: row[of]) for some in (plain_rows, packed_rows))
-    verdict = lib.verdict(baseline[of], packed[of])
+    verdict = lib.verdict(baseline[of], packed[of], apart_s(baseline, packed, of, spread))
+    is_steady = verdict == lib.verdict(baseline[of], packed[of])
     chosen = packed if verdict == "pays" else plain
     what = "a step" if of == "step_s" else "communication"
     now = "" if off is baseline else f" (it takes {seconds_text(off[of])} now)"
@@ -37,7 +44,8 @@ def choose(rows: Sequence[dict[str, Any]], what_shows: str = "step= or step_s= s
         text += "" if is_lossless else "; what it costs in loss, only training shows"
     else:
         what_else = "leave it off" if chosen is off else f"leave tagc off, use {chosen['name']}"
-        text = f"{what_else}, tagc {verdict}: {text}"
+        differ = "" if is_steady else f"; {UNSTEADY}"
+        text = f"{what_else}, tagc {verdict}{differ}: {text}"
     if of == "step_s":
         text += (
             f"; {100 * off['exposed_s'] / off[of]:.0f} % of a step is now communication that nothing hides"
@@ -50,6 +58,32 @@ def choose(rows: Sequence[dict[str, Any]], what_shows: str = "step= or step_s= s
         "gain": factor_of(baseline, chosen, of),
         "reason": text,
     }
+
+
+def call_of(options: Mapping[str, Any]) -> str:
+    """Returns the call of compress() with these options. One that selects needs the optimizer."""
+    given = grouped(options)
+    inner = given.pop("options", None)
+    words = [f"{name}={_literal(value)}" for name, value in given.items()]
+    if inner is not None:
+        inner_words = (f"{name}={_literal(options[name])}" for name in vars(inner) if name in options)
+        words.append(f"options=tagc.Options({', '.join(inner_words)})")
+    optimizer = ["optimizer"] if options.get("sparsity") else []
+    return f"handle = tagc.compress({', '.join(['model', *optimizer, *words])})"
+
+
+def _literal(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def apart_s(
+    one: Mapping[str, Any], other: Mapping[str, Any], of: str, spread: float, compute_s: float = 0.0
+) -> float:
+    """Returns by how many seconds two ways may differ by chance, if runs of what the faster one communicates
+    differ by spread. compute_s: of a row that does not say what it communicates."""
+    faster = min(one, other, key=lambda row: float(row[of]))
+    measured = faster["comm_s"] + faster.get("own_s", 0.0) if "comm_s" in faster else faster[of] - compute_s
+    return (spread - 1) * float(min(measured, faster[of]))
 
 
 def mildest(rows: Sequence[Mapping[str, Any]], of: str) -> Mapping[str, Any]:
@@ -108,10 +142,13 @@ def choose_every(compute_s: float, exchange_s: float, fragments: int = 1, delay:
     return next(fitting, max(EVERY[-1], fragments, delay + 1))
 
 
-def choose_local(each: Mapping[str, Any], local: Mapping[str, Any], compute_s: float) -> tuple[str, str]:
+def choose_local(
+    each: Mapping[str, Any], local: Mapping[str, Any], compute_s: float, spread: float = 1.0
+) -> tuple[str, str]:
     """Returns (verdict, reason) of local steps beside an exchange in each step. Both have "name" and
-    "step_s"; local has "every"."""
-    says = lib.verdict(each["step_s"], local["step_s"])
+    "step_s"; local has "every". spread: of choose()."""
+    says = lib.verdict(each["step_s"], local["step_s"], apart_s(each, local, "step_s", spread, compute_s))
+    differ = "" if says == lib.verdict(each["step_s"], local["step_s"]) else f"; {UNSTEADY}"
     text = (
         f"a step takes {each['step_s']:.3g} s with {each['name']} in each step, {local['step_s']:.3g} s "
         f"with {local['name']}; {compute_s:.3g} s of it compute; "
@@ -121,4 +158,4 @@ def choose_local(each: Mapping[str, Any], local: Mapping[str, Any], compute_s: f
         return says, (
             f"local steps pay, every={local['every']}: {text}; what they cost in loss, only training shows"
         )
-    return says, f"exchange in each step, taking local steps {says}: {text}"
+    return says, f"exchange in each step, taking local steps {says}{differ}: {text}"

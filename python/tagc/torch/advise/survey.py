@@ -73,9 +73,10 @@ def own_work_of(n_gathers: int) -> str:
     return f"FSDP2's own work, {own_gathers(n_gathers)} gathers"
 
 
-def measure_link(comm: Comm, group: dist.ProcessGroup, n_peers: int) -> tuple[float, float]:
-    """Returns (seconds of an empty message, bytes per second that a rank sends to n_peers others together).
-    Collective over the group, whose ranks each have a comm to their peers, all at once."""
+def measure_link(comm: Comm, group: dist.ProcessGroup, n_peers: int) -> tuple[float, float, float]:
+    """Returns (seconds of an empty message, bytes per second that a rank sends to n_peers others together,
+    how many times as long as the fastest of the large messages the slowest took). Collective over the group,
+    whose ranks each have a comm to their peers, all at once."""
 
     def gather(n_bytes: int) -> float:
         mine, everyone = (torch.zeros(n, dtype=torch.uint8) for n in (n_bytes, (1 + n_peers) * n_bytes))
@@ -96,8 +97,8 @@ def measure_link(comm: Comm, group: dist.ProcessGroup, n_peers: int) -> tuple[fl
     n_bytes = 1 << 16
     while (seconds := gather(n_bytes)) < LONG_S and n_bytes < MOST_BYTES:
         n_bytes *= 4
-    seconds = sorted([seconds, gather(n_bytes), gather(n_bytes)])[1]
-    return latency_s, n_peers * n_bytes / max(seconds - latency_s, 1e-9)
+    fastest_s, middle_s, slowest_s = sorted([seconds, gather(n_bytes), gather(n_bytes)])
+    return latency_s, n_peers * n_bytes / max(middle_s - latency_s, 1e-9), slowest_s / fastest_s
 
 
 class Survey:
@@ -145,7 +146,7 @@ class Survey:
         """Measures everything that forecast() needs, in about that time. with_local: and what local steps
         need."""
         shape, n = self.shape, self._size(seconds)
-        self.link = measure_link(self._between, self.group, self.hosts.n_hosts - 1)
+        self.link = measure_link(self._between, self.group, self.hosts.n_hosts - 1)[:2]
         has_gathers = shape.wrap == "fsdp2" and any(shape.n_gathers)
         for size in (self._rounded(N_SMALL), n):
             if self.streams is not None:

@@ -34,15 +34,13 @@ class Replica(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """The exchange of a unit's gradient, as far as it is known before the first one. by_model: whether a
-    model of libtagc's can make it."""
+    """The exchange of a unit's gradient, as far as it is known before the first one."""
 
     unit: Exchanged
     group: dist.ProcessGroup
     n_elems: int
     dtype: torch.dtype
     layout: Callable[[], Layout | None]
-    by_model: bool = True
 
 
 class Place(NamedTuple):

@@ -98,12 +98,19 @@ class Part:
 
 class Layout:
     """All parts of one input. `pieces` in any order; n_rows is W, or 1 for an all-reduce over world_size
-    ranks."""
+    ranks. is_cut: whether rows are cut inside of parameters, by cut()."""
 
     def __init__(
-        self, parameters: Iterable[Parameter], pieces: list[Piece], n_elems: int, n_rows: int, world_size: int
+        self,
+        parameters: Iterable[Parameter],
+        pieces: list[Piece],
+        n_elems: int,
+        n_rows: int,
+        world_size: int,
+        is_cut: bool = False,
     ) -> None:
         self.parameters, self.n_elems, self.world_size = tuple(parameters), n_elems, world_size
+        self.is_cut = is_cut
         self.row = n_elems // n_rows
         self.all_reduce = n_rows == 1
         self.slices: Slices | None = None  # of which this is one, where an all-reduce has two levels
@@ -129,11 +136,19 @@ class Layout:
         parameters = [p._replace(level=level) for p, level in zip(self.parameters, levels)]
         pieces = [piece for own in self._pieces for piece in own]
         n_rows = 1 if self.all_reduce else self.n_elems // self.row
-        return Layout(parameters, pieces, self.n_elems, n_rows, self.world_size)
+        return Layout(parameters, pieces, self.n_elems, n_rows, self.world_size, self.is_cut)
 
     def pieces_of(self, parameter: int) -> list[Piece]:
         """Returns the pieces of the parameter with that index."""
         return self._pieces[parameter]
+
+    def begins_of(self, parameter: int) -> list[int]:
+        """Returns of how many elements of that parameter rows before each one are, and all of them:
+        (n_rows + 1,)."""
+        found = [0] * (self.n_elems // self.row + 1)
+        for piece in self._pieces[parameter]:
+            found[piece.start // self.row + 1] += piece.length
+        return list(itertools.accumulate(found))
 
     def gaps_by_name(self) -> dict[str, list[Run]]:
         """Returns name of a parameter -> what is not here of its wire order, with a start of 0."""
@@ -247,7 +262,7 @@ def cut(
             pieces.append(Piece(i, at, offset, length))
             offset += length
     if rows is None:
-        return Layout(parameters, pieces, n_elems, world_size, world_size)
+        return Layout(parameters, pieces, n_elems, world_size, world_size, is_cut=True)
     mine = [
         piece._replace(start=rows.index(piece.start // row) * row + piece.start % row)
         for piece in pieces

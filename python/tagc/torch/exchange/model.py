@@ -89,9 +89,10 @@ class Spans:
 class Model:
     """A tagc_model of one unit. Collective to make.
 
-    shapes: of each parameter; owners get chunks along the first dimension. output: one of lib.OUTPUTS. name:
-    for messages; models with different ones share work memory. rests: whether a parameter whose gradient is
-    zero keeps its residual. queue: libtagc's of the device where gradients and sums are; None: CPU memory."""
+    shapes: of each parameter; owners get chunks along the first dimension. ranges: of each parameter, what
+    they get instead, see tagc_model_options. output: one of lib.OUTPUTS. name: for messages; models with
+    different ones share work memory. rests: whether a parameter whose gradient is zero keeps its residual.
+    queue: libtagc's of the device where gradients and sums are; None: CPU memory."""
 
     # of the exchange that ended last: sums beyond fp16, how long it took, whether this rank failed in it
     n_saturated, seconds, failed_here = 0, 0.0, False
@@ -109,6 +110,7 @@ class Model:
         name: str = "",
         rests: bool = False,
         queue: ctypes.c_void_p | None = None,
+        ranges: Sequence[Sequence[int]] | None = None,
     ) -> None:
         options, kinds, kept = follower.model_options(parameters, dtype)
         options.output, options.op = lib.OUTPUTS[output], lib.OPS[op]
@@ -118,6 +120,9 @@ class Model:
         numbers = {split: number for number, split in enumerate(sorted(set(splits)))}
         apart = (ctypes.c_uint32 * len(splits))(*(numbers[split] for split in splits))
         options.apart = apart
+        begins = [begin for of_owners in ranges or () for begin in of_owners]
+        if ranges is not None:
+            options.cut, options.ranges = lib.CUTS["ranges"], (ctypes.c_uint64 * len(begins))(*begins)
         self.parameters, self.dtype, self.op = tuple(parameters), dtype, op
         is_in_16_bits = (
             options.exchange == lib.EXCHANGES["direct"] and options.residual != lib.FORMATS["fp32"]
@@ -268,13 +273,16 @@ class UnitModel:
         rests: bool = False,
         queue: ctypes.c_void_p | None = None,
     ) -> None:
-        """layout: of layouts.chunked() or bucket(), or of one parameter. op: one of lib.OPS. queue: as of a
-        Model."""
+        """op: one of lib.OPS. queue: as of a Model."""
         self.name, self.layout, self.dtype, self.op = name, layout, dtype, op
         numbers = [i for i, parameter in enumerate(layout.parameters) if parameter.numel]
+        if layout.all_reduce:  # perhaps of one row of what FSDP1 shards
+            numbers = [i for i in numbers if layout.pieces_of(i)]
         self._parameters = [layout.parameters[i] for i in numbers]
+        # (first, elements) of what this layout has of each
+        self._held = [_held(layout, number) for number in numbers]
         places = [
-            Span(at, piece.offset, n, piece.start)
+            Span(at, piece.offset - self._held[at][0], n, piece.start)
             for at, number in enumerate(numbers)
             for piece in layout.pieces_of(number)
             if (n := min(piece.length, layout.parameters[number].numel - piece.offset)) > 0
@@ -293,7 +301,10 @@ class UnitModel:
         self._model: Model | None = Model(
             comm,
             self._parameters,
-            [first_dim(parameter) for parameter in self._parameters],
+            [
+                first_dim(parameter) if n == parameter.numel else (n,)
+                for parameter, (_, n) in zip(self._parameters, self._held)
+            ],
             dtype,
             follower,
             output="unit" if layout.all_reduce else "shard",
@@ -301,6 +312,7 @@ class UnitModel:
             name=f"gradients of {name}",
             rests=rests,
             queue=queue,
+            ranges=[layout.begins_of(number) for number in numbers] if layout.is_cut else None,
         )
 
     @property
@@ -387,7 +399,7 @@ class UnitModel:
         kept = {} if self._is_new else self._kept()
         if kept:
             own = {name: _zeros(self._parameters[i].numel) for name, i in kept.items()}
-            self.model.get_residuals(_spans(kept, own))
+            self.model.get_residuals(self._spans(kept, own))
             found |= {name: values.to(self.model.residual_dtype) for name, values in own.items()}
         return found
 
@@ -399,8 +411,15 @@ class UnitModel:
         fp32 = {name: tensor.detach().float().contiguous() for name, tensor in values.items()}
         kept = {} if self._is_new else self._kept()
         if kept:
-            self.model.set_residuals(_spans({name: i for name, i in kept.items() if name in fp32}, fp32))
+            self.model.set_residuals(self._spans({name: i for name, i in kept.items() if name in fp32}, fp32))
         self._stowed = {name: stowable(tensor) for name, tensor in values.items() if name not in kept}
+
+    def _spans(self, numbers: Mapping[str, int], values: Mapping[str, torch.Tensor]) -> list[Span]:
+        """values: name -> (numel,) fp32."""
+        return [
+            Span(i, 0, self._held[i][1], values[name][self._held[i][0] :].data_ptr())
+            for name, i in numbers.items()
+        ]
 
     def scale_residuals(self, factor: float) -> None:
         if self._model is not None:
@@ -431,8 +450,13 @@ def _zeros(n_elems: int) -> torch.Tensor:
     return torch.full((n_elems,), -0.0, dtype=torch.float32, device="cpu")  # libtagc's zero
 
 
-def _spans(numbers: Mapping[str, int], values: Mapping[str, torch.Tensor]) -> list[Span]:
-    return [Span(i, 0, values[name].numel(), values[name].data_ptr()) for name, i in numbers.items()]
+def _held(layout: Layout, number: int) -> tuple[int, int]:
+    """Returns (first, elements) of what an input has of a parameter."""
+    parameter, pieces = layout.parameters[number], layout.pieces_of(number)
+    if not layout.all_reduce:
+        return 0, parameter.numel
+    first = pieces[0].offset
+    return first, min(pieces[-1].offset + pieces[-1].length, parameter.numel) - first
 
 
 def _gaps(spans: Sequence[Span], n_elems: int) -> list[tuple[int, int]]:

@@ -275,10 +275,20 @@ class Collectives(_Comm):
     ) -> None:
         self._start(what, begin, self._group, False, device, keeps_time)
 
-    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+    def all_to_all(
+        self,
+        received: torch.Tensor,
+        sent: torch.Tensor,
+        received_splits: Sequence[int] = (),
+        sent_splits: Sequence[int] = (),
+    ) -> None:
+        """Splits: rows for each rank; without them all have as many."""
+        splits = list(received_splits) or None, list(sent_splits) or None
         self._run(
             "the all-to-all",
-            lambda is_async: dist.all_to_all_single(received, sent, group=self._group, async_op=is_async),
+            lambda is_async: dist.all_to_all_single(
+                received, sent, *splits, group=self._group, async_op=is_async
+            ),
             sent.device,
         )
 
@@ -341,8 +351,15 @@ class OwnCollectives(Collectives):
         super().__init__(gloo, name, timeout_s)
         self._ranks = ranks
 
-    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor) -> None:
-        self._run("the all-to-all", lambda _: self._group.alltoall_base(received, sent, [], []), sent.device)
+    def all_to_all(
+        self,
+        received: torch.Tensor,
+        sent: torch.Tensor,
+        received_splits: Sequence[int] = (),
+        sent_splits: Sequence[int] = (),
+    ) -> None:
+        splits = list(received_splits), list(sent_splits)
+        self._run("the all-to-all", lambda _: self._group.alltoall_base(received, sent, *splits), sent.device)
 
     def reduce_scatter(self, target: torch.Tensor, source: torch.Tensor, op: Any) -> None:
         options = dist.ReduceScatterOptions()

@@ -17,15 +17,21 @@ import torch
 from tagc._library import Error
 from tagc.weights.follow import Follower
 from tagc.weights.layout import Rank, engine_layout
+from tagc.weights.lora import Merged
 
 LOADER = "tagc.weights.engines.sglang.load"
 _NAME = "tagc"
-_followers: weakref.WeakKeyDictionary[torch.nn.Module, tuple[str, Follower]] = weakref.WeakKeyDictionary()
+_Receiver = Follower | Merged
+_followers: weakref.WeakKeyDictionary[torch.nn.Module, tuple[str, _Receiver]] = weakref.WeakKeyDictionary()
 
 
-def update(engine: Any, store: str, version: int, wait_s: float = 60.0) -> None:
-    """Turns the weights of an Engine of SGLang into that version of a store."""
-    text = json.dumps({"store": store, "version": version, "wait_s": wait_s}).encode()
+def update(
+    engine: Any, store: str, version: int, wait_s: float = 60.0, lora_scale: float | None = None
+) -> None:
+    """Turns the weights of an Engine of SGLang into that version of a store. lora_scale: where the store has
+    an adapter alone, of its product (lora_alpha / r): it is added to the engine's weights."""
+    asked = {"store": store, "version": version, "wait_s": wait_s, "lora_scale": lora_scale}
+    text = json.dumps(asked).encode()
     engine.begin_weight_update()
     try:
         message = [(_NAME, torch.frombuffer(bytearray(text), dtype=torch.uint8))]
@@ -48,10 +54,15 @@ def load(model: torch.nn.Module, named_tensors: Sequence[tuple[str, torch.Tensor
         rank = Rank(get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size())
         device = next(model.parameters()).device
         loads: Any = model.load_weights
-        follower = Follower(
-            engine_layout(model, rank),
-            asked["store"],
-            loader=lambda tensors: loads((name, tensor.to(device)) for name, tensor in tensors),
+        layout, scale = engine_layout(model, rank), asked["lora_scale"]
+        follower = (
+            Merged(layout, asked["store"], scale)
+            if scale is not None
+            else Follower(
+                layout,
+                asked["store"],
+                loader=lambda tensors: loads((name, tensor.to(device)) for name, tensor in tensors),
+            )
         )
         _followers[model] = (asked["store"], follower)
     with torch.no_grad():

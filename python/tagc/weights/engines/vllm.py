@@ -8,8 +8,9 @@ All workers take the version that they are told, so that the ranks of an engine 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -25,6 +26,7 @@ from vllm.distributed.weight_transfer.base import (
 from tagc._library import Error
 from tagc.weights.follow import Follower
 from tagc.weights.layout import Rank, engine_layout
+from tagc.weights.lora import Merged, adapter_name
 from tagc.weights.names import hugging_face
 from tagc.weights.publish import Publisher
 from tagc.weights.tensors import Part, Parts, product
@@ -32,11 +34,13 @@ from tagc.weights.tensors import Part, Parts, product
 
 @dataclass
 class StoreInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """store: a path or an address, which workers reach. folder: for what they fetch."""
+    """store: a path or an address, which workers reach. folder: for what they fetch. lora_scale: where the
+    store has an adapter alone, of its product (lora_alpha / r), which workers add to their weights."""
 
     store: str
     folder: str | None = None
     threads: int = 1
+    lora_scale: float | None = None
 
 
 @dataclass
@@ -48,7 +52,8 @@ class StoreUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
 class StoreWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
     """The worker's half. Weights are written in place, as vLLM keeps them. The first time vLLM's own loader
     loads the same version, and must come to the same bits: a model whose weights it keeps in another form
-    than its checkpoints, as quantised ones, is refused then."""
+    than its checkpoints, as transposed ones, is refused then. An adapter is added to the weights that vLLM
+    has."""
 
     init_info_cls = StoreInitInfo
     update_info_cls = StoreUpdateInfo
@@ -61,13 +66,13 @@ class StoreWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             return name if mapper is None else next(iter(mapper.apply_list([name])), None)
 
         rank = Rank(get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size())
-        self._follower: Follower | None = Follower(
-            engine_layout(self.model, rank, name_of),
-            init_info.store,
-            folder=init_info.folder,
-            threads=init_info.threads,
-            loader=self._load,
-        )
+        layout, store = engine_layout(self.model, rank, name_of), init_info.store
+        kept: dict[str, Any] = {"folder": init_info.folder, "threads": init_info.threads}
+        self._follower: Follower | Merged | None
+        if init_info.lora_scale is None:
+            self._follower = Follower(layout, store, loader=self._load, **kept)
+        else:
+            self._follower = Merged(layout, store, init_info.lora_scale, **kept)
 
     def _load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         from vllm.model_executor.model_loader.reload import (
@@ -98,16 +103,20 @@ class StoreWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
 
 @dataclass
 class StoreTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
-    """group: of all ranks of the trainer, which have shards each; None: this rank alone. dtype: as that of
-    Publisher."""
+    """group: of all ranks of the trainer, which have shards each; None: this rank alone. quantize, dtype: as
+    those of Publisher. lora_scale: sends one adapter of PEFT alone, named by adapter, and tells the workers
+    its scale (lora_alpha / r)."""
 
     backend: ClassVar[str] = "tagc"
 
     store: str
     group: Any = None
     dtype: torch.dtype | None = None
+    quantize: Any = None
     keep: int = 32
     threads: int = 1
+    lora_scale: float | None = None
+    adapter: str = "default"
 
 
 class StoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
@@ -123,16 +132,20 @@ class StoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: ig
         if source is None:
             raise Error("argument", "source is None, must be a WeightSource, such as ModuleSource(model)")
         engine = cls(client=client, source=source, is_sender=init_info.is_sender, rank=init_info.rank)
+        is_adapter = init_info.lora_scale is not None
+        name_of = partial(adapter_name, adapter=init_info.adapter) if is_adapter else hugging_face
         engine._publisher = Publisher(
-            _Pieces(source, init_info.rank),
+            _Pieces(source, init_info.rank, name_of),
             init_info.store,
             init_info.group,
+            quantize=init_info.quantize,
             dtype=init_info.dtype,
             keep=init_info.keep,
             threads=init_info.threads,
         )
         if engine.is_sender:
-            client.init_weight_transfer_engine(asdict(StoreInitInfo(init_info.store)))
+            told = StoreInitInfo(init_info.store, lora_scale=init_info.lora_scale)
+            client.init_weight_transfer_engine(asdict(told))
         return engine
 
     def send_weights(self) -> None:
@@ -145,16 +158,20 @@ class StoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: ig
 
 class _Pieces(Mapping[str, "torch.Tensor | Parts"]):
     """The tensors of a WeightSource as a dict of what this rank owns: its pieces, or where the source has
-    none, whole tensors. Each items() is a pass over the source, which all ranks make."""
+    none, whole tensors. Each items() is a pass over the source, which all ranks make. name_of: returns the
+    name of a tensor in the store; None leaves it out."""
 
-    def __init__(self, source: Any, rank: int) -> None:
-        self._source, self._rank = source, rank
+    def __init__(self, source: Any, rank: int, name_of: Callable[[str], str | None]) -> None:
+        self._source, self._rank, self._name_of = source, rank, name_of
 
     def items(self) -> Any:
         has_pieces = self._source.implements_iter_local()
         held = dict(self._source.iter_local() if has_pieces else self._source.iter_full())
         named: dict[str, torch.Tensor | Parts] = {}
         for about in self._source.metadata:
+            name = self._name_of(about.name)
+            if name is None:
+                continue
             parts: tuple[Part, ...] = ()
             if about.name in held:
                 parts = (
@@ -163,17 +180,18 @@ class _Pieces(Mapping[str, "torch.Tensor | Parts"]):
                         _offsets(about, self._rank) if has_pieces else (0,) * len(about.shape),
                     ),
                 )
-            named[hugging_face(about.name)] = Parts(about.shape, about.dtype, parts)
+            named[name] = Parts(about.shape, about.dtype, parts)
         return named.items()
 
     def __getitem__(self, name: str) -> torch.Tensor | Parts:
         return dict(self.items())[name]
 
     def __iter__(self) -> Iterator[str]:
-        return (hugging_face(about.name) for about in self._source.metadata)
+        names = (self._name_of(about.name) for about in self._source.metadata)
+        return (name for name in names if name is not None)
 
     def __len__(self) -> int:
-        return len(self._source.metadata)
+        return len(list(iter(self)))
 
 
 def _offsets(about: Any, rank: int) -> tuple[int, ...]:

@@ -1,0 +1,377 @@
+/* Classes of magnitude, see classes.h. */
+#include "codec/classes.h"
+#include "codec/bitmap.h"
+#include "core/cpu.h"
+
+#include <math.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+enum { GRADES = 256, BLOCK = 32 /* words whose masks are made at once */, SAMPLED = 1024 /* words */ };
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE uint32_t magnitude_at(size_t width, const uint8_t *from) {
+    uint32_t value = 0; /* the machine is little-endian */
+    memcpy(&value, from, width);
+    return value & (uint32_t)((UINT64_C(1) << (8 * width - 1)) - 1);
+}
+
+INLINE unsigned shift_of(size_t width) {
+    return width == 1 ? 0 : 8 * (unsigned)width - 9;
+}
+
+INLINE uint32_t least_of(size_t width, const tagc_classes *classes, int c) { /* magnitude */
+    return (uint32_t)classes->first[c] << shift_of(width);
+}
+
+/* ---- masks ---- */
+
+INLINE void scalar_masks(size_t width, const uint8_t *values, size_t n_words, const tagc_classes *classes,
+                         uint64_t *masks) {
+    int n = classes->n - 1;
+    for (size_t w = 0; w < n_words; w++, masks += n)
+        for (int c = 0; c < n; c++) {
+            uint32_t least = least_of(width, classes, c + 1);
+            uint64_t word = 0;
+            for (size_t i = 0; i < 64; i++)
+                word |= (uint64_t)(magnitude_at(width, values + (64 * w + i) * width) >= least) << i;
+            masks[c] = word;
+        }
+}
+
+static void scalar_at_least(size_t width, const uint8_t *values, size_t n_words, const tagc_classes *classes,
+                            uint64_t *masks) {
+    if (width == 1)
+        scalar_masks(1, values, n_words, classes, masks);
+    else if (width == 2)
+        scalar_masks(2, values, n_words, classes, masks);
+    else
+        scalar_masks(4, values, n_words, classes, masks);
+}
+
+static const tagc_classes_kernels scalar_kernels = {"scalar", scalar_at_least};
+
+#if defined(__x86_64__)
+#define AVX2 __attribute__((target("avx2,popcnt,bmi,bmi2")))
+#define AVX512 __attribute__((target("avx512f,avx512bw")))
+
+/* Of 16 elements of 2 bytes, or of 4 in two vectors (quarters out of order as packs leaves them): all bits of those that are larger. */
+AVX2 static inline __m256i avx2_above16(size_t width, const uint8_t *from, __m256i most) {
+    if (width == 2) {
+        __m256i value = _mm256_and_si256(_mm256_loadu_si256((const void *)from), _mm256_set1_epi16(0x7fff));
+        return _mm256_cmpgt_epi16(value, most);
+    }
+    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+    __m256i low = _mm256_and_si256(_mm256_loadu_si256((const void *)from), magnitude);
+    __m256i high = _mm256_and_si256(_mm256_loadu_si256((const void *)(from + 32)), magnitude);
+    low = _mm256_cmpgt_epi32(low, most);
+    high = _mm256_cmpgt_epi32(high, most);
+    return _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
+}
+
+/* Bit i: element i of 32 is larger. */
+AVX2 static inline uint32_t avx2_above(size_t width, const uint8_t *from, __m256i most) {
+    if (width == 1) {
+        __m256i value = _mm256_and_si256(_mm256_loadu_si256((const void *)from), _mm256_set1_epi8(0x7f));
+        return (uint32_t)_mm256_movemask_epi8(_mm256_cmpgt_epi8(value, most));
+    }
+    __m256i low = avx2_above16(width, from, most), high = avx2_above16(width, from + 16 * width, most);
+    __m256i bytes = _mm256_permute4x64_epi64(_mm256_packs_epi16(low, high), 0xd8);
+    return (uint32_t)_mm256_movemask_epi8(bytes);
+}
+
+AVX2 static void avx2_at_least(size_t width, const uint8_t *values, size_t n_words,
+                               const tagc_classes *classes, uint64_t *masks) {
+    int n = classes->n - 1;
+    for (int c = 0; c < n; c++) {
+        uint32_t most = least_of(width, classes, c + 1) - 1; /* a class above the first begins above 0 */
+        if (width == 1 && most > 0x7f) most = 0x7f;          /* compared as a number with a sign */
+        __m256i wide = width == 1   ? _mm256_set1_epi8((char)most)
+                       : width == 2 ? _mm256_set1_epi16((short)most)
+                                    : _mm256_set1_epi32((int)most);
+        for (size_t w = 0; w < n_words; w++) {
+            const uint8_t *from = values + 64 * w * width;
+            uint32_t low = avx2_above(width, from, wide), high = avx2_above(width, from + 32 * width, wide);
+            masks[w * (size_t)n + (size_t)c] = low | (uint64_t)high << 32;
+        }
+    }
+}
+
+AVX512 static inline uint64_t avx512_word(size_t width, const uint8_t *from, __m512i least) {
+    uint64_t word = 0;
+    for (size_t i = 0; i < width; i++, from += 64) {
+        __m512i value = _mm512_loadu_si512(from);
+        if (width == 1)
+            word = _mm512_cmpge_epu8_mask(_mm512_and_si512(value, _mm512_set1_epi8(0x7f)), least);
+        else if (width == 2)
+            word |=
+                (uint64_t)_mm512_cmpge_epu16_mask(_mm512_and_si512(value, _mm512_set1_epi16(0x7fff)), least)
+                << 32 * i;
+        else
+            word |= (uint64_t)_mm512_cmpge_epu32_mask(_mm512_and_si512(value, _mm512_set1_epi32(0x7fffffff)),
+                                                      least)
+                    << 16 * i;
+    }
+    return word;
+}
+
+AVX512 static void avx512_at_least(size_t width, const uint8_t *values, size_t n_words,
+                                   const tagc_classes *classes, uint64_t *masks) {
+    int n = classes->n - 1;
+    for (int c = 0; c < n; c++) { /* the block stays in the cache */
+        uint32_t least = least_of(width, classes, c + 1);
+        __m512i wide = width == 1   ? _mm512_set1_epi8((char)least)
+                       : width == 2 ? _mm512_set1_epi16((short)least)
+                                    : _mm512_set1_epi32((int)least);
+        for (size_t w = 0; w < n_words; w++)
+            masks[w * (size_t)n + (size_t)c] = avx512_word(width, values + 64 * w * width, wide);
+    }
+}
+
+static const tagc_classes_kernels avx2_kernels = {"avx2", avx2_at_least};
+static const tagc_classes_kernels avx512_kernels = {"avx512", avx512_at_least};
+#endif
+
+const tagc_classes_kernels *const *tagc_classes_kernels_all(void) {
+    static const tagc_classes_kernels *const all[] = {
+#if defined(__x86_64__)
+        &avx512_kernels,
+        &avx2_kernels,
+#endif
+        &scalar_kernels,
+        NULL
+    };
+    size_t n_lacking = 0;
+#if defined(__x86_64__)
+    n_lacking = tagc_cpu_has(TAGC_CPU_AVX512) ? 0 : tagc_cpu_has(TAGC_CPU_AVX2) ? 1 : 2;
+#endif
+    return all + n_lacking;
+}
+
+/* ---- a walk through the words of an array ---- */
+
+typedef struct walk {
+    const tagc_classes_kernels *kernels;
+    size_t width, n;
+    const tagc_classes *classes;
+    const uint8_t *values;
+    uint64_t masks[BLOCK * (TAGC_CLASSES_MAX - 1)];
+} walk;
+
+/* Makes the masks of up to BLOCK words from word w on; returns how many. The last word may be short, and has zeros behind it. */
+static size_t next_masks(walk *k, size_t w) {
+    size_t n_whole = k->n / 64, n_words = n_whole - w < BLOCK ? n_whole - w : BLOCK;
+    uint8_t last[64 * 4] = {0};
+    const uint8_t *from = k->values + 64 * w * k->width;
+    if (n_words == 0) {
+        memcpy(last, from, k->n % 64 * k->width);
+        from = last;
+        n_words = 1;
+    }
+    if (k->classes->n > 1) k->kernels->at_least(k->width, from, n_words, k->classes, k->masks);
+    return n_words;
+}
+
+INLINE uint64_t elements_of(const walk *k, size_t w) { /* a bit for each that is in the array */
+    size_t n = k->n - 64 * w;
+    return n >= 64 ? ~UINT64_C(0) : (UINT64_C(1) << n) - 1;
+}
+
+/* The elements of class c in a word whose masks these are; *above becomes those of higher classes. */
+INLINE uint64_t of_class(const walk *k, const uint64_t *masks, int c, uint64_t *above) {
+    uint64_t here = *above;
+    *above = c + 1 < k->classes->n ? masks[c] & here : 0;
+    return here & ~*above;
+}
+
+INLINE void split_by(walk *k, const uint8_t *bits, tagc_class_items *of) {
+    uint32_t n_before[TAGC_CLASSES_MAX] = {0}, next[TAGC_CLASSES_MAX] = {0};
+    size_t n_items[TAGC_CLASSES_MAX] = {0}, n_here;
+    int n_masks = k->classes->n - 1;
+    for (size_t first = 0; 64 * first < k->n; first += n_here) {
+        n_here = next_masks(k, first);
+        for (size_t w = first; w < first + n_here; w++) {
+            uint64_t changed = tagc_load_word(bits + 8 * w), above = elements_of(k, w);
+            for (int c = 0; c <= n_masks; c++) {
+                uint64_t mask = of_class(k, k->masks + (w - first) * (size_t)n_masks, c, &above);
+                for (uint64_t left = changed & mask; left; left &= left - 1) {
+                    unsigned bit = (unsigned)__builtin_ctzll(left);
+                    uint64_t below = mask & ((UINT64_C(1) << bit) - 1);
+                    uint32_t number = n_before[c] + (uint32_t)__builtin_popcountll(below);
+                    of[c].items[n_items[c]] = (uint32_t)(64 * w + bit);
+                    of[c].gaps[n_items[c]++] = number - next[c];
+                    next[c] = number + 1;
+                }
+                n_before[c] += (uint32_t)__builtin_popcountll(mask);
+            }
+        }
+    }
+}
+
+/* The place of set bit `number` of a word. */
+INLINE unsigned place_of(uint64_t mask, uint64_t number) {
+    for (; number > 0; number--) mask &= mask - 1;
+    return (unsigned)__builtin_ctzll(mask);
+}
+
+INLINE int join_by(walk *k, const tagc_class_items *of, unsigned (*place)(uint64_t, uint64_t)) {
+    uint64_t n_before[TAGC_CLASSES_MAX] = {0}, next[TAGC_CLASSES_MAX] = {0};
+    size_t n_items[TAGC_CLASSES_MAX] = {0}, n_here;
+    int n_masks = k->classes->n - 1, is_complete = 1;
+    for (int c = 0; c <= n_masks; c++) next[c] = of[c].n ? of[c].gaps[0] : UINT64_MAX;
+    for (size_t first = 0; 64 * first < k->n; first += n_here) {
+        n_here = next_masks(k, first);
+        for (size_t w = first; w < first + n_here; w++) {
+            uint64_t above = elements_of(k, w);
+            for (int c = 0; c <= n_masks; c++) {
+                uint64_t mask = of_class(k, k->masks + (w - first) * (size_t)n_masks, c, &above);
+                uint64_t n_behind = n_before[c] + (uint64_t)__builtin_popcountll(mask);
+                while (next[c] < n_behind) {
+                    of[c].items[n_items[c]] = (uint32_t)(64 * w + place(mask, next[c] - n_before[c]));
+                    if (++n_items[c] < of[c].n)
+                        next[c] += 1 + (uint64_t)of[c].gaps[n_items[c]];
+                    else
+                        next[c] = UINT64_MAX;
+                }
+                n_before[c] = n_behind;
+            }
+        }
+    }
+    for (int c = 0; c <= n_masks; c++) is_complete &= n_items[c] == of[c].n;
+    return is_complete;
+}
+
+static void split_plain(walk *k, const uint8_t *bits, tagc_class_items *of) {
+    split_by(k, bits, of);
+}
+
+static unsigned place_plain(uint64_t mask, uint64_t number) {
+    return place_of(mask, number);
+}
+
+static int join_plain(walk *k, const tagc_class_items *of) {
+    return join_by(k, of, place_plain);
+}
+
+#if defined(__x86_64__)
+AVX2 static void split_avx2(walk *k, const uint8_t *bits, tagc_class_items *of) {
+    split_by(k, bits, of);
+}
+
+AVX2 static inline unsigned place_avx2(uint64_t mask, uint64_t number) {
+    return (unsigned)_tzcnt_u64(_pdep_u64(UINT64_C(1) << number, mask));
+}
+
+AVX2 static int join_avx2(walk *k, const tagc_class_items *of) {
+    return join_by(k, of, place_avx2);
+}
+#endif
+
+static int is_scalar(const tagc_classes_kernels *kernels) {
+    return kernels == &scalar_kernels;
+}
+
+void tagc_classes_split(const tagc_classes_kernels *kernels, size_t width, const tagc_classes *classes,
+                        const uint8_t *values, const uint8_t *bits, size_t n, tagc_class_items *of) {
+    walk k = {.kernels = kernels, .width = width, .n = n, .classes = classes, .values = values};
+#if defined(__x86_64__)
+    if (!is_scalar(kernels)) {
+        split_avx2(&k, bits, of);
+        return;
+    }
+#endif
+    split_plain(&k, bits, of);
+}
+
+int tagc_classes_join(const tagc_classes_kernels *kernels, size_t width, const tagc_classes *classes,
+                      const uint8_t *values, size_t n, const tagc_class_items *of) {
+    walk k = {.kernels = kernels, .width = width, .n = n, .classes = classes, .values = values};
+#if defined(__x86_64__)
+    if (!is_scalar(kernels)) return join_avx2(&k, of);
+#endif
+    return join_plain(&k, of);
+}
+
+/* ---- which classes ---- */
+
+/* Grades from `first` on, to the next range, and what is in them. */
+typedef struct range {
+    double n_elems, n_items, loss; /* loss: bits by which both take more when the next range joins this one */
+    uint8_t first;
+} range;
+
+static double x_log_x(double x) {
+    return x > 0 ? x * log2(x) : 0;
+}
+
+/* The bits that tell which n_items of n_elems elements are items. */
+static double places_bits(double n_elems, double n_items) {
+    return x_log_x(n_elems) - x_log_x(n_items) - x_log_x(n_elems - n_items);
+}
+
+static void set_loss(range *ranges, int i) {
+    const range *a = ranges + i, *b = a + 1;
+    ranges[i].loss = places_bits(a->n_elems + b->n_elems, a->n_items + b->n_items) -
+                     places_bits(a->n_elems, a->n_items) - places_bits(b->n_elems, b->n_items);
+}
+
+/* Joins neighbours for as long as that saves more than it loses, and there are too many. */
+static int join_ranges(range *ranges, int n, double table_bits) {
+    for (int i = 0; i + 1 < n; i++) set_loss(ranges, i);
+    while (n > 1) {
+        int least = 0;
+        for (int i = 1; i + 1 < n; i++)
+            if (ranges[i].loss < ranges[least].loss) least = i;
+        if (n <= TAGC_CLASSES_MAX && ranges[least].loss > table_bits) break;
+        ranges[least].n_elems += ranges[least + 1].n_elems;
+        ranges[least].n_items += ranges[least + 1].n_items;
+        memmove(ranges + least + 1, ranges + least + 2, (size_t)(n - least - 2) * sizeof *ranges);
+        n--;
+        if (least + 1 < n) set_loss(ranges, least);
+        if (least > 0) set_loss(ranges, least - 1);
+    }
+    return n;
+}
+
+static void count_grades(size_t width, const uint8_t *values, const uint8_t *bits, size_t n,
+                         uint32_t *n_elems, uint32_t *n_items) {
+    unsigned shift = shift_of(width);
+    size_t n_words = (n + 63) / 64, stride = 1 + n_words / SAMPLED;
+    for (size_t w = 0; w < n_words; w++) {
+        for (uint64_t left = tagc_load_word(bits + 8 * w); left; left &= left - 1) {
+            size_t at = 64 * w + (size_t)__builtin_ctzll(left);
+            n_items[magnitude_at(width, values + at * width) >> shift]++;
+        }
+        size_t end = 64 * w + 64 < n ? 64 * w + 64 : n;
+        for (size_t i = 64 * w; i < end && w % stride == 0; i++)
+            n_elems[magnitude_at(width, values + i * width) >> shift]++;
+    }
+}
+
+void tagc_classes_choose(size_t width, const uint8_t *values, const uint8_t *bits, size_t n,
+                         double table_bits, tagc_classes *classes, tagc_class_items *of) {
+    uint32_t n_elems[GRADES] = {0}, n_items[GRADES] = {0};
+    range ranges[GRADES];
+    int n_ranges = 0;
+    count_grades(width, values, bits, n, n_elems, n_items);
+    double stride = 1 + (double)((n + 63) / 64 / SAMPLED);
+    for (int grade = 0; grade < GRADES; grade++) {
+        if (!n_elems[grade] && !n_items[grade]) continue;
+        double most = stride * n_elems[grade];
+        ranges[n_ranges++] = (range){.n_elems = most > n_items[grade] ? most : n_items[grade],
+                                     .n_items = n_items[grade],
+                                     .first = (uint8_t)grade};
+    }
+    classes->n = n_ranges > 0 ? join_ranges(ranges, n_ranges, table_bits) : 1;
+    for (int c = 0; c < classes->n; c++) {
+        classes->first[c] = c ? ranges[c].first : 0;
+        of[c].n = 0;
+    }
+    for (int grade = 0, c = 0; grade < GRADES; grade++) {
+        while (c + 1 < classes->n && grade >= classes->first[c + 1]) c++;
+        of[c].n += n_items[grade];
+    }
+}
