@@ -90,14 +90,12 @@ def check_fails(shape, chosen):
 # ---- tests: a sample ----
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_two_at_once(shape):
-    ranks.run(run_at_once, SHAPES[shape], cells.sample(cells_at_once(EAGER), [*SHAPES].index(shape)))
+def test_two_at_once():
+    ranks.run(run_at_once, 2, cells.sample(cells_at_once(EAGER), 0))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_as_torch_does(shape):
-    ranks.run(run_same, SHAPES[shape], cells_of(SAME, EAGER)[[*SHAPES].index(shape) :: 2])
+def test_as_torch_does():
+    ranks.run(run_same, 4, cells_of(SAME, EAGER)[::2])
 
 
 def test_the_same_error():
@@ -105,5 +103,4 @@ def test_the_same_error():
 
 
 def test_all_end():
-    for name in ("ends: backward", "a pass less"):
-        differs.check_leaves("1x2", (name, EAGER), run_leaves)
+    differs.check_leaves("1x2", ("ends: backward", EAGER), run_leaves)

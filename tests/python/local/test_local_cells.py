@@ -108,7 +108,7 @@ def test_sites_of_one():
 
 
 def test_sites_of_two():
-    ranks.run(run_all, 4, cells.sample(cells_at_once("2x2"), 0))
+    ranks.run(run_all, 4, cells.sample(cells_at_once("2x2"), 0)[::2])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
