@@ -13,7 +13,6 @@ import ranks
 import test_one_rank_differs as differs
 import test_two_at_once as at_once
 import torch.distributed as dist
-from cells import SHAPES
 
 EAGER, IN_A_GRAPH = "compiled", "compiled, in a graph"
 
