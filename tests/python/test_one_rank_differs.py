@@ -15,10 +15,10 @@ import time
 import pytest
 
 torch = pytest.importorskip("torch")
-import cells
+import matrix_cells as cells
 import ranks
 import torch.distributed as dist
-from cells import EXACT, GATHERING, KINDS, N_STEPS, SHAPES, batch, loss_of, training
+from matrix_cells import EXACT, GATHERING, KINDS, N_STEPS, SHAPES, batch, loss_of, training
 
 LATE_S = 0.1
 SOON_S = 3.0  # timeout_s where ranks wait for what never comes

@@ -9,10 +9,10 @@ import time
 import pytest
 
 torch = pytest.importorskip("torch")
-import cells
+import matrix_cells as cells
 import ranks
 import torch.distributed as dist
-from cells import DEFAULT, EXACT, KINDS, N_STEPS, SHAPES, batch, groups, loss_of, training
+from matrix_cells import DEFAULT, EXACT, KINDS, N_STEPS, SHAPES, batch, groups, loss_of, training
 
 # ---- the jobs: (kind, options of compress() or None, the models to train) -> {model: its tensors} ----
 

@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 torch = pytest.importorskip("torch")
-import cells
+import matrix_cells as cells
 import ranks
 import test_one_rank_differs as differs
 import test_two_at_once as at_once

@@ -10,8 +10,8 @@ import launch
 import ranks
 import test_compiled_cells as in_cells
 import torch.distributed as dist
-from cells import SHAPES
 from compiled_runs import Checkpointed, Run, check_overlap, closed, made
+from matrix_cells import SHAPES
 
 
 def late_sums(graph):

@@ -7,12 +7,12 @@ import contextlib
 import pytest
 
 torch = pytest.importorskip("torch")
-import cells
+import matrix_cells as cells
 import ranks
 import test_one_rank_differs as differs
 import test_two_at_once as at_once
 import torch.distributed as dist
-from cells import EXACT, SHAPES
+from matrix_cells import EXACT, SHAPES
 
 KIND = "local"
 EVERY = 2  # steps, of N_STEPS
