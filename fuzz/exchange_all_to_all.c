@@ -87,8 +87,10 @@ static void check(const token_peers *p) {
     int n_honest = p->of->n_ranks - 1, is_exact = !p->all.is_changed && !(p->act & ACT_NONFINITE);
     for (int rank = 0; rank < n_honest; rank++)
         for (int call = 0; call < N_CALLS; call++) {
-            check_status(p->statuses[rank][call]);
-            if (p->statuses[rank][call] == TAGC_OK && is_exact)
+            tagc_status status = p->statuses[rank][call];
+            /* a peer may say of itself that it was silent */
+            if (!p->all.is_crafted || status != TAGC_ERR_TIMEOUT) check_status(status);
+            if (status == TAGC_OK && is_exact)
                 require(memcmp(p->got[rank][call], p->honest[rank][call], sizeof p->got[rank][call]) == 0);
         }
 }

@@ -1,4 +1,4 @@
-/* Gathers of parameters, whole, as deltas and without loss, in one level and two, with a hostile peer (peers.h).
+/* Gathers of parameters, whole, as deltas and without loss, with a hostile peer (peers.h).
  *
  * Input: 1 byte (the kind of gather), 1 byte (what ranks do otherwise, see `act`), then edits. */
 #include "../tests/lengths.h"
@@ -12,24 +12,18 @@ enum { N_GATHERERS = 2, N_GATHERS = 3, SHARD = 700, MOST_ELEMS = MOST_PEERS * 2 
 enum { ACT_OTHER_ORDER = 1, ACT_FAIL = 2, ACT_OTHER_LENGTH = 4, ACT_NONFINITE = 8 };
 
 static const struct kind {
-    int n_ranks, per_host, within_host, format, delta, lossless, full_format, rounding, check_every,
-        is_laneless;
+    int n_ranks, format, delta, lossless, full_format, rounding, check_every, is_laneless;
 } kinds[] = {
-    {3, 1, 0, TAGC_FORMAT_FP32, 0, 0, 0, 0, 0, 0},
-    {3, 1, 0, TAGC_FORMAT_BF16, 0, 0, TAGC_FORMAT_BF16, 0, 0, 0},
-    {3, 1, 0, TAGC_FORMAT_INT8, 0, 0, 0, 0, 0, 0},
-    {3, 1, 0, TAGC_FORMAT_INT8, 0, 0, 0, TAGC_ROUNDING_STOCHASTIC, 0, 0},
-    {3, 1, 0, TAGC_FORMAT_INT8, 1, 0, 0, 0, 2, 0},
-    {3, 1, 0, TAGC_FORMAT_INT4, 1, 0, TAGC_FORMAT_BF16, 0, 0, 0},
-    {3, 1, 0, TAGC_FORMAT_INT2, 1, 0, 0, 0, 0, 0},
-    {3, 1, 0, TAGC_FORMAT_BF16, 0, 1, TAGC_FORMAT_BF16, 0, 0, 0},
-    {4, 2, 0, TAGC_FORMAT_INT4, 1, 0, 0, 0, 2, 0},
-    {4, 2, 0, TAGC_FORMAT_BF16, 0, 1, 0, 0, 0, 0},
-    {4, 2, 0, TAGC_FORMAT_INT8, 0, 0, 0, 0, 0, 0},
-    {4, 2, 1, TAGC_FORMAT_INT4, 1, 0, 0, 0, 0, 0},
-    {4, 2, 1, TAGC_FORMAT_BF16, 0, 1, 0, 0, 0, 0},
-    {3, 1, 0, TAGC_FORMAT_BF16, 0, 1, 0, 0, 0, 1},
-    {3, 1, 0, TAGC_FORMAT_INT4, 1, 0, 0, 0, 2, 1},
+    {3, TAGC_FORMAT_FP32, 0, 0, 0, 0, 0, 0},
+    {3, TAGC_FORMAT_BF16, 0, 0, TAGC_FORMAT_BF16, 0, 0, 0},
+    {3, TAGC_FORMAT_INT8, 0, 0, 0, 0, 0, 0},
+    {3, TAGC_FORMAT_INT8, 0, 0, 0, TAGC_ROUNDING_STOCHASTIC, 0, 0},
+    {3, TAGC_FORMAT_INT8, 1, 0, 0, 0, 2, 0},
+    {3, TAGC_FORMAT_INT4, 1, 0, TAGC_FORMAT_BF16, 0, 0, 0},
+    {3, TAGC_FORMAT_INT2, 1, 0, 0, 0, 0, 0},
+    {3, TAGC_FORMAT_BF16, 0, 1, TAGC_FORMAT_BF16, 0, 0, 0},
+    {3, TAGC_FORMAT_BF16, 0, 1, TAGC_FORMAT_BF16, 0, 0, 1},
+    {3, TAGC_FORMAT_INT4, 1, 0, 0, 0, 2, 1},
 };
 enum { N_KINDS = sizeof kinds / sizeof *kinds };
 
@@ -64,13 +58,10 @@ static void make_gatherers(peers *all, int rank) {
     for (int u = 0; u < N_GATHERERS; u++) {
         tagc_gatherer_options options;
         tagc_gatherer_options_init(&options);
-        options.n_elems =
-            (uint64_t)(of->within_host ? of->per_host : of->n_ranks) * (SHARD + 16u * (unsigned)u);
+        options.n_elems = (uint64_t)of->n_ranks * (SHARD + 16u * (unsigned)u);
         options.format = of->format;
         options.delta = of->delta;
         options.lossless = (uint64_t)of->lossless;
-        options.ranks_per_host = of->per_host;
-        options.within_host = of->within_host;
         options.full_format = (uint64_t)of->full_format;
         options.rounding = (uint64_t)of->rounding;
         options.check_every = (uint64_t)of->check_every;

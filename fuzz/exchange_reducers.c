@@ -1,27 +1,22 @@
-/* Steps of the exchange direct, in one level and two, with a hostile peer: see reducer_peers.h. */
+/* Steps of the exchange direct, with a hostile peer: see reducer_peers.h. */
 #include "reducer_peers.h"
 
-/* ranks, of a host, elements, exchange, format, sparsity, output, residual, gradient, whether every body has a checksum, no lanes */
+/* ranks, elements, exchange, format, sparsity, output, residual, gradient, whether every body has a checksum, no lanes */
 static const struct row {
-    int n_ranks, per_host, n_elems, exchange, format;
+    int n_ranks, n_elems, exchange, format;
     double sparsity;
     int output, residual, gradient, is_summed, is_laneless;
 } rows[] = {
-    {3, 1, 1920, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT2, 0.95, TAGC_OUTPUT_SHARD, -1, 0, 1, 0},
-    {3, 1, 1920, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT4, 0.9, TAGC_OUTPUT_UNIT, TAGC_FORMAT_INT4, 0, 1, 0},
-    {3, 1, 1920, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT8, 0, TAGC_OUTPUT_UNIT, -1, 1, 1, 0},
-    {3, 1, 1920, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 0.5, TAGC_OUTPUT_SHARD, TAGC_FORMAT_FP32, 0, 1, 0},
-    {3, 1, 1920, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_BF16, 0.8, TAGC_OUTPUT_UNIT, -1, 0, 1, 0},
-    {3, 1, 1921, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT4, 0, TAGC_OUTPUT_SHARD, -1, 0, 1, 0},
-    {3, 1, 1920, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT8, 0, TAGC_OUTPUT_UNIT, TAGC_RESIDUAL_NONE, 0, 1, 0},
-    {3, 1, 1920, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT4, 0.9, TAGC_OUTPUT_UNIT, -1, 0, 1, 1},
-    {4, 2, 2048, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT4, 0.9, TAGC_OUTPUT_SHARD, -1, 0, 0, 0},
-    {4, 2, 2048, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT2, 0.9, TAGC_OUTPUT_UNIT, -1, 0, 0, 0},
-    {4, 2, 2048, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT8, 0, TAGC_OUTPUT_HOST_SHARD, -1, 0, 0, 0},
-    {4, 4, 2048, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 0, TAGC_OUTPUT_UNIT, -1, 0, 0, 0},
-    {4, 2, 2048, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT4, 0.9, TAGC_OUTPUT_UNIT, -1, 0, 0, 1},
-    {3, 1, 1920, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 0, TAGC_OUTPUT_SHARD, -1, 0, 0, 0},
-    {3, 1, 1921, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_BF16, 0, TAGC_OUTPUT_UNIT, -1, 0, 0, 0},
+    {3, 1920, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT2, 0.95, TAGC_OUTPUT_SHARD, -1, 0, 1, 0},
+    {3, 1920, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT4, 0.9, TAGC_OUTPUT_UNIT, TAGC_FORMAT_INT4, 0, 1, 0},
+    {3, 1920, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT8, 0, TAGC_OUTPUT_UNIT, -1, 1, 1, 0},
+    {3, 1920, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 0.5, TAGC_OUTPUT_SHARD, TAGC_FORMAT_FP32, 0, 1, 0},
+    {3, 1920, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_BF16, 0.8, TAGC_OUTPUT_UNIT, -1, 0, 1, 0},
+    {3, 1921, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT4, 0, TAGC_OUTPUT_SHARD, -1, 0, 1, 0},
+    {3, 1920, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT8, 0, TAGC_OUTPUT_UNIT, TAGC_RESIDUAL_NONE, 0, 1, 0},
+    {3, 1920, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT4, 0.9, TAGC_OUTPUT_UNIT, -1, 0, 1, 1},
+    {3, 1920, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 0, TAGC_OUTPUT_SHARD, -1, 0, 0, 0},
+    {3, 1921, TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_BF16, 0, TAGC_OUTPUT_UNIT, -1, 0, 0, 0},
 };
 
 static int find_case(int number, exchange_case *out) {
@@ -38,6 +33,5 @@ static int find_case(int number, exchange_case *out) {
     o->output = row->output;
     o->residual = row->residual;
     o->gradient = row->gradient;
-    o->ranks_per_host = row->per_host;
     return 1;
 }

@@ -13,8 +13,8 @@ import sys
 
 CASES = {
     "exchange_all_to_all": 7,
-    "exchange_reducers": 15,
-    "exchange_gatherers": 15,
+    "exchange_reducers": 10,
+    "exchange_gatherers": 10,
     "paper_reducers": 7,
     "unit_exchange": 7,
 }

@@ -75,6 +75,7 @@ PLANNER = Target(
         "MESH_KINDS": ("tagc_mesh_kind", "TAGC_MESH_", True),
         "MESH_LEGS": ("tagc_mesh_leg", "TAGC_MESH_LEG_", True),
         "GATHER_KINDS": ("tagc_gather_kind", "TAGC_GATHER_", False),
+        "MESH_SCHEDULES": ("tagc_mesh_schedule", "TAGC_MESH_", False),
     },
     [],
     _HEAD.format(

@@ -93,11 +93,8 @@ static int same_exchange(const tagc_reducer_options *a, const tagc_reducer_optio
            (p->ratio == q->ratio && p->cells == q->cells && p->unpeeled == q->unpeeled);
 }
 
-/* Arms with the same exchange are measured once. Two levels use the codec of one. */
-static setting *find_setting(setting_list *list, const tagc_reducer_options *asked) {
-    tagc_reducer_options one_level = *asked, *options = &one_level;
-    one_level.ranks_per_host = 1;
-    if (one_level.output == TAGC_OUTPUT_HOST_SHARD) one_level.output = TAGC_OUTPUT_UNIT;
+/* Arms with the same exchange are measured once. */
+static setting *find_setting(setting_list *list, const tagc_reducer_options *options) {
     for (int i = 0; i < list->n; i++)
         if (same_exchange(&list->items[i].options, options)) return &list->items[i];
     if (list->n == MAX_SETTINGS) return NULL;

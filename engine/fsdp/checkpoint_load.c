@@ -8,6 +8,7 @@
 #include "fsdp/checkpoint.h"
 #include "fsdp/checkpoint_files.h"
 #include "fsdp/internal.h"
+#include "unit/gather.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -245,7 +246,7 @@ static tagc_status load_replica(tagc_load *load, int unit, int *n_loaded) {
                                  flat->full + f->tables.places[f->tables.members[k]].offset));
             n_gathers = load->manifest->flats[old->flat].n_gathers;
         }
-        TAGC_TRY(tagc_gatherer_set_replica(flat->gatherer, flat->full, flat->n_padded, n_gathers));
+        TAGC_TRY(tagc_flat_gatherer_set_replica(flat->gatherer, flat->full, n_gathers));
     }
     tagc_order_make_present(&f->order, unit);
     (*n_loaded)++;

@@ -4,6 +4,7 @@
 #include "exchange/wire.h"
 #include "fsdp/internal.h"
 #include "fsdp/layout.h"
+#include "unit/gather.h"
 #include <math.h>
 #include <stdlib.h>
 
@@ -31,6 +32,11 @@ static int adds_in_hosts(const tagc_fsdp_options *o) {
     return o->sharding == TAGC_SHARD_HYBRID || (o->two_level && is_direct && !is_paper(exchange));
 }
 
+int tagc_fsdp_gathers_in_levels(const tagc_fsdp_options *o) {
+    return o->two_level && o->ranks_per_host > 1 &&
+           (o->sharding == TAGC_SHARD_FULL || o->sharding == TAGC_SHARD_GRAD);
+}
+
 static tagc_reducer_options options_of(const tagc_fsdp *f, int class_) {
     tagc_reducer_options o = class_ == TAGC_CLASS_MILD ? f->options.mild : f->options.reducer;
     tagc_reducer_options_prune(&o);
@@ -54,45 +60,54 @@ static void plan_options(const tagc_schedule_plan *plan, tagc_reducer_options *o
         options->block = plan->block;
 }
 
-/* Those that the engine decides. Fields without a meaning for the exchange get their defaults. */
-static void own_fields(const tagc_fsdp_options *engine, uint64_t n_padded, int unit,
-                       tagc_reducer_options *r) {
-    int is_hybrid = engine->sharding == TAGC_SHARD_HYBRID, by_hosts = adds_in_hosts(engine);
-    r->paper = &engine->paper;
-    r->output = is_hybrid && by_hosts                              ? TAGC_OUTPUT_HOST_SHARD
-                : is_hybrid || engine->sharding == TAGC_SHARD_NONE ? TAGC_OUTPUT_UNIT
-                                                                   : TAGC_OUTPUT_SHARD;
-    tagc_reducer_options_prune(r);
-    tagc_reducer_options_resolve(r);
-    r->n_elems = n_padded;
-    r->tag = (uint64_t)unit;
-    r->op = TAGC_OP_AVG;
-    r->ranks_per_host = by_hosts ? engine->ranks_per_host : 1;
-    r->n_threads = engine->reducer.n_threads;
+/* Between hosts: the options of the flat's class, but for what the engine decides. Fields without a meaning for the exchange get their
+ * defaults. */
+static tagc_reducer_options reducer_of(const tagc_fsdp *f, const tagc_flat *flat) {
+    const tagc_fsdp_options *o = &f->options;
+    tagc_reducer_options r = flat->class_ == TAGC_CLASS_COMPRESSED ? o->reducer : o->mild;
+    if (flat->class_ == TAGC_CLASS_DENSE) {
+        tagc_reducer_options_init(&r);
+        tagc_reducer_options_send_whole(&r, o->dense_format);
+    }
+    if (flat->is_followed) plan_options(&flat->plan, &r);
+    r.paper = &o->paper;
+    r.output = o->sharding == TAGC_SHARD_HYBRID || o->sharding == TAGC_SHARD_NONE ? TAGC_OUTPUT_UNIT
+                                                                                  : TAGC_OUTPUT_SHARD;
+    tagc_reducer_options_prune(&r);
+    tagc_reducer_options_resolve(&r);
+    r.tag = (uint64_t)flat->unit;
+    r.op = TAGC_OP_AVG;
+    r.n_threads = o->reducer.n_threads;
+    return r;
 }
 
-int tagc_fsdp_exchange_options(const tagc_fsdp *f, const tagc_flat *flat, tagc_reducer_options *r,
-                               tagc_gatherer_options *g) {
-    if (flat->class_ == TAGC_CLASS_COMPRESSED) {
-        *r = f->options.reducer;
-    } else if (flat->class_ == TAGC_CLASS_MILD) {
-        *r = f->options.mild;
-    } else {
-        tagc_reducer_options_init(r);
-        tagc_reducer_options_send_whole(r, f->options.dense_format);
-    }
-    if (flat->is_followed) plan_options(&flat->plan, r);
-    own_fields(&f->options, flat->n_padded, flat->unit, r);
+/* As tagc_part_options and tagc_part_host_options have it. */
+static void add_up_first(const tagc_fsdp *f, tagc_layout_flat *out) {
+    tagc_reducer_options *r = &out->reducer;
+    out->n_adding = f->options.ranks_per_host;
+    tagc_reducer_options_init(&out->within);
+    tagc_reducer_options_send_whole(&out->within,
+                                    r->format == TAGC_FORMAT_FP32 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16);
+    out->within.n_elems = r->n_elems;
+    out->within.tag = r->tag;
+    out->within.n_threads = r->n_threads;
+    r->n_elems /= (uint64_t)out->n_adding;
+    if (f->world_size == out->n_adding) tagc_reducer_options_send_whole(r, TAGC_FORMAT_FP32);
+}
+
+void tagc_fsdp_describe_exchange(const tagc_fsdp *f, const tagc_flat *flat, tagc_layout_flat *out) {
+    tagc_gatherer_options *g = &out->gatherer;
+    out->reducer = reducer_of(f, flat);
+    out->reducer.n_elems = flat->n_padded;
+    out->n_adding = 1;
+    if (adds_in_hosts(&f->options)) add_up_first(f, out);
     tagc_gatherer_options_init(g);
     g->n_elems = flat->n_padded;
     g->tag = (uint64_t)flat->unit;
     g->n_threads = (uint64_t)f->options.reducer.n_threads;
     tagc_gatherer_options_choose(g, f->options.gather);
     g->check_every = g->delta ? (uint64_t)f->options.gather_check_every : 0;
-    int is_hybrid = f->options.sharding == TAGC_SHARD_HYBRID;
-    g->within_host = is_hybrid;
-    g->ranks_per_host = is_hybrid || f->options.two_level ? f->options.ranks_per_host : 1;
-    return f->options.sharding != TAGC_SHARD_NONE;
+    out->has_gatherer = f->options.sharding != TAGC_SHARD_NONE;
 }
 
 /* ---- the model ---- */
@@ -167,8 +182,9 @@ static tagc_status make_model(const tagc_fsdp *f, int fresh, tagc_model **out) {
         schedule_options(f, fresh, &schedule);
         model_options(f, &options);
         options.schedule = &schedule;
-        status =
-            tagc_model_create(f->within, f->between, tensors, (size_t)f->tables.n_tensors, &options, out);
+        int adds = adds_in_hosts(&f->options);
+        status = tagc_model_create(adds ? f->within : NULL, adds ? f->between : f->comm, tensors,
+                                   (size_t)f->tables.n_tensors, &options, out);
     }
     tagc_memory_destroy(tensors);
     if (status == TAGC_OK) tagc_model_set_run(*out, 0); /* the manifest ties files together */
@@ -177,14 +193,19 @@ static tagc_status make_model(const tagc_fsdp *f, int fresh, tagc_model **out) {
 
 /* Ranks of a host, and of a place, get comms of their own. */
 static tagc_status make_comms(tagc_fsdp *f) {
-    int per_host = f->options.ranks_per_host;
-    f->between = f->comm;
-    if (!adds_in_hosts(&f->options)) return TAGC_OK;
-    TAGC_TRY(tagc_comm_split(f->comm, f->rank / per_host, &f->within));
-    tagc_comm *between;
-    TAGC_TRY(tagc_comm_split(f->comm, f->rank % per_host, &between));
-    f->between = between;
-    return TAGC_OK;
+    const tagc_fsdp_options *o = &f->options;
+    int is_hybrid = o->sharding == TAGC_SHARD_HYBRID;
+    if (!is_hybrid && !adds_in_hosts(o) && !tagc_fsdp_gathers_in_levels(o)) return TAGC_OK;
+    TAGC_TRY(tagc_comm_split(f->comm, f->rank / o->ranks_per_host, &f->within));
+    return tagc_comm_split(f->comm, f->rank % o->ranks_per_host, &f->between);
+}
+
+static tagc_status make_gatherer(const tagc_fsdp *f, const tagc_gatherer_options *g,
+                                 tagc_flat_gatherer **out) {
+    if (f->options.sharding == TAGC_SHARD_HYBRID) return tagc_flat_gatherer_create(f->within, NULL, g, out);
+    if (tagc_fsdp_gathers_in_levels(&f->options))
+        return tagc_flat_gatherer_create(f->within, f->between, g, out);
+    return tagc_flat_gatherer_create(NULL, f->comm, g, out);
 }
 
 const tagc_model_part *tagc_fsdp_part(const tagc_fsdp *f, const tagc_flat *flat) {
@@ -220,17 +241,17 @@ tagc_status tagc_fsdp_open_exchange(tagc_fsdp *f) {
     TAGC_TRY(make_model(f, f->options.fresh, &f->model));
     for (int i = 0; i < f->tables.n_flats; i++) {
         tagc_flat *flat = &f->tables.flats[i];
-        tagc_reducer_options r;
-        tagc_gatherer_options g;
-        if (tagc_fsdp_exchange_options(f, flat, &r, &g))
-            TAGC_TRY(tagc_gatherer_create(f->comm, &g, &flat->gatherer));
+        tagc_layout_flat about = {0};
+        tagc_fsdp_describe_exchange(f, flat, &about);
+        if (about.has_gatherer) TAGC_TRY(make_gatherer(f, &about.gatherer, &flat->gatherer));
     }
     return take_plans(f);
 }
 
 void tagc_fsdp_close_exchange(tagc_fsdp *f) {
     tagc_model_destroy(f->model);
-    if (f->between != f->comm) tagc_comm_destroy(f->between);
+    for (int i = 0; i < f->tables.n_flats; i++) tagc_flat_gatherer_destroy(f->tables.flats[i].gatherer);
+    tagc_comm_destroy(f->between);
     tagc_comm_destroy(f->within);
 }
 
@@ -250,7 +271,7 @@ tagc_status tagc_fsdp_stop_following(tagc_fsdp *f) {
 }
 
 void tagc_fsdp_count_bytes(const tagc_fsdp *f, uint64_t sent[TAGC_N_LEGS], uint64_t received[TAGC_N_LEGS]) {
-    const tagc_comm *others[] = {f->within, f->between != f->comm ? f->between : NULL};
+    const tagc_comm *others[] = {f->within, f->between};
     tagc_comm_bytes(f->comm, sent, received, TAGC_N_LEGS);
     for (int i = 0; i < 2; i++) {
         uint64_t more_sent[TAGC_N_LEGS], more_received[TAGC_N_LEGS];

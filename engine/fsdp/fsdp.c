@@ -94,13 +94,7 @@ void tagc_fsdp_destroy(tagc_fsdp *f) {
     if (f == NULL) return;
     /* Exchange objects first: destroying them waits for threads that still use the arrays. */
     tagc_fsdp_close_exchange(f);
-    for (int i = 0; i < f->tables.n_flats; i++) {
-        tagc_flat *flat = &f->tables.flats[i];
-        if (flat->gatherer != NULL && f->order.units[flat->unit].residency == TAGC_COMING)
-            tagc_gatherer_end(flat->gatherer);
-        tagc_gatherer_destroy(flat->gatherer);
-        tagc_fsdp_drop_moment(f, flat);
-    }
+    for (int i = 0; i < f->tables.n_flats; i++) tagc_fsdp_drop_moment(f, &f->tables.flats[i]);
     tagc_memory_destroy(f->values_memory);
     tagc_memory_destroy(f->tables_memory);
     tagc_order_destroy(&f->order);
@@ -201,6 +195,6 @@ tagc_status tagc_fsdp_flat_info(const tagc_fsdp *f, int flat, tagc_layout_flat *
     const tagc_flat *from = &f->tables.flats[flat];
     *out = (tagc_layout_flat){
         .unit = from->unit, .class_ = from->class_, .n_elems = from->n_elems, .n_padded = from->n_padded};
-    out->has_gatherer = tagc_fsdp_exchange_options(f, from, &out->reducer, &out->gatherer);
+    tagc_fsdp_describe_exchange(f, from, out);
     return TAGC_OK;
 }

@@ -179,7 +179,9 @@ const char *tagc_fsdp_unit_name(const tagc_fsdp *fsdp, int unit);
 typedef struct tagc_layout_flat {
     int unit, class_;             /* tagc_class */
     uint64_t n_elems, n_padded;   /* without and with padding */
-    tagc_reducer_options reducer; /* what it sends, as one reducer of all ranks would be asked for it */
+    tagc_reducer_options reducer; /* of what is sent between hosts; n_elems: of a place */
+    int n_adding;                 /* ranks of a host that add up before that; 1: each rank sends by itself */
+    tagc_reducer_options within;  /* of what these send each other */
     int has_gatherer;             /* 0 where parameters are replicated */
     tagc_gatherer_options gatherer;
 } tagc_layout_flat;

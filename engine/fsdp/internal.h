@@ -17,8 +17,8 @@
 
 struct tagc_fsdp {
     tagc_comm *comm; /* the caller's */
-    /* For gradients, see tagc_model_create: `between` is `comm` where the ranks of a host do not add up first. */
-    tagc_comm *within, *between;
+    tagc_comm *within,
+        *between; /* of this host, and of this place; NULL where nothing goes over two levels */
     tagc_model *model;
     double loss;       /* of this step, NaN: not known */
     tagc_trace *trace; /* may be NULL */
@@ -58,10 +58,8 @@ void tagc_fsdp_drop_moment(tagc_fsdp *fsdp, tagc_flat *flat);
 tagc_status tagc_fsdp_measure(tagc_fsdp *fsdp, size_t *n_bytes);
 
 /* ---- exchange.c ---- */
-/* What a flat sends at present, as one reducer of all ranks would be asked for it, and the options of its gatherer, if it returns
- * 1. */
-int tagc_fsdp_exchange_options(const tagc_fsdp *fsdp, const tagc_flat *flat, tagc_reducer_options *reducer,
-                               tagc_gatherer_options *gatherer);
+/* Writes what a flat sends at present: reducer, n_adding, within, has_gatherer and gatherer. */
+void tagc_fsdp_describe_exchange(const tagc_fsdp *fsdp, const tagc_flat *flat, tagc_layout_flat *out);
 /* Whether the options let the schedule decide what this flat sends. */
 int tagc_fsdp_has_levels(const tagc_fsdp *fsdp, const tagc_flat *flat);
 /* Collective: the comms, the model and the gatherers. _close accepts what is half-made. */

@@ -33,5 +33,7 @@ typedef struct tagc_layout {
 tagc_status tagc_layout_create(const tagc_tensor_info *tensors, int n_tensors,
                                const tagc_fsdp_options *options, int world_size, tagc_layout **out);
 void tagc_layout_destroy(tagc_layout *layout); /* accepts NULL */
+/* 1: parameters go from host to host, then within each. */
+int tagc_fsdp_gathers_in_levels(const tagc_fsdp_options *options);
 
 #endif

@@ -1,6 +1,7 @@
 /* The forward and the backward pass: the callbacks of the order of gathers and exchanges (gather_order.h), and the calls of
  * the model. */
 #include "fsdp/internal.h"
+#include "unit/gather.h"
 #include <string.h>
 
 static const char *const pass_names[] = {"forward", "backward", "between passes"};
@@ -12,8 +13,7 @@ static tagc_status begin_gather(void *context, int unit) {
     const tagc_layout_unit *u = &f->tables.units[unit];
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
         const tagc_flat *flat = &f->tables.flats[i];
-        TAGC_TRY(
-            tagc_gatherer_begin(flat->gatherer, flat->master, flat->n_owned, flat->full, flat->n_padded));
+        TAGC_TRY(tagc_flat_gatherer_begin(flat->gatherer, flat->master, flat->full));
     }
     return TAGC_OK;
 }
@@ -23,7 +23,7 @@ static tagc_status end_gather(void *context, int unit) {
     const tagc_layout_unit *u = &f->tables.units[unit];
     double start_s = tagc_time_s();
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++)
-        TAGC_TRY(tagc_gatherer_end(f->tables.flats[i].gatherer));
+        TAGC_TRY(tagc_flat_gatherer_end(f->tables.flats[i].gatherer));
     tagc_account_blocked(&f->account, start_s, &f->account.stats.wait_gather_s, unit, f->order.pass);
     return TAGC_OK;
 }
@@ -114,23 +114,21 @@ const tagc_order_calls tagc_fsdp_order_calls = {.begin_gather = begin_gather,
 /* ---- replicas between passes ---- */
 
 uint64_t tagc_fsdp_replica_gathers(const tagc_fsdp *f, int flat) {
-    uint64_t n_gathers = 0;
-    if (f->tables.flats[flat].gatherer != NULL &&
-        f->order.units[f->tables.flats[flat].unit].residency == TAGC_PRESENT)
-        tagc_gatherer_replica(f->tables.flats[flat].gatherer, &n_gathers);
-    return n_gathers;
+    const tagc_flat *of = &f->tables.flats[flat];
+    int is_there = of->gatherer != NULL && f->order.units[of->unit].residency == TAGC_PRESENT;
+    return is_there ? tagc_flat_gatherer_replica(of->gatherer) : 0;
 }
 
 void tagc_fsdp_gathered(const tagc_fsdp *f, uint64_t *sent, uint64_t *received) {
     uint64_t n_sent[TAGC_N_LEGS], n_received[TAGC_N_LEGS];
-    tagc_comm_bytes(f->comm, n_sent, n_received, TAGC_N_LEGS);
+    tagc_fsdp_count_bytes(f, n_sent, n_received);
     *sent = n_sent[TAGC_LEG_GATHER] - f->account.sent_before[TAGC_LEG_GATHER];
     *received = n_received[TAGC_LEG_GATHER] - f->account.received_before[TAGC_LEG_GATHER];
 }
 
 void tagc_fsdp_set_gathered(tagc_fsdp *f, uint64_t sent, uint64_t received) {
     uint64_t n_sent[TAGC_N_LEGS], n_received[TAGC_N_LEGS];
-    tagc_comm_bytes(f->comm, n_sent, n_received, TAGC_N_LEGS);
+    tagc_fsdp_count_bytes(f, n_sent, n_received);
     f->account.sent_before[TAGC_LEG_GATHER] = n_sent[TAGC_LEG_GATHER] - sent;
     f->account.received_before[TAGC_LEG_GATHER] = n_received[TAGC_LEG_GATHER] - received;
 }
@@ -139,7 +137,8 @@ tagc_status tagc_fsdp_renew(tagc_fsdp *f) {
     TAGC_TRY(tagc_order_end_gathers(&f->order));
     tagc_order_make_absent(&f->order);
     for (int i = 0; i < f->tables.n_flats; i++)
-        if (f->tables.flats[i].gatherer != NULL) TAGC_TRY(tagc_gatherer_reset(f->tables.flats[i].gatherer));
+        if (f->tables.flats[i].gatherer != NULL)
+            TAGC_TRY(tagc_flat_gatherer_reset(f->tables.flats[i].gatherer));
     return TAGC_OK;
 }
 

@@ -34,8 +34,8 @@ typedef struct tagc_flat {
     uint64_t unit_offset;                                    /* in the unit's buffers */
     float *full, *full_gradient;                             /* (n_padded), in the buffers */
     float *master, *moment1, *moment2, *gradient, *received; /* (n_owned); moment1 NULL: beta1 is 0 */
-    void *fading_moment1; /* where moment1 lies, if the schedule lets beta1 fall to 0 */
-    tagc_gatherer *gatherer;
+    void *fading_moment1;                /* where moment1 lies, if the schedule lets beta1 fall to 0 */
+    struct tagc_flat_gatherer *gatherer; /* NULL: every rank has all */
     /* If it follows the schedule: the plan in use. */
     int is_followed;
     tagc_schedule_plan plan;

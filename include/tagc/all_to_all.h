@@ -71,7 +71,7 @@ TAGC_API tagc_status tagc_all_to_all_create(tagc_comm *comm, const tagc_all_to_a
 
 /* Collective. Starts a call and returns at once. The caller must not touch the arrays until _end returns, nor the two of counts and
  * `blocks`; `call` itself is copied. Calls of a comm run in the order of their _begin, one after the other, beside reducers, and in
- * one order with gathers. That order must be the same on all ranks.
+ * one order with gathers. That order must be the same on all ranks; where it is not, the comm breaks with TAGC_ERR_MISMATCH.
  *
  * An argument that is wrong on one rank fails the call on all; on that rank _begin returns it when the call is over. */
 TAGC_API tagc_status tagc_all_to_all_begin(tagc_all_to_all *all_to_all, const tagc_all_to_all_call *call);

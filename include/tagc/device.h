@@ -290,7 +290,7 @@ TAGC_API void tagc_store_destroy(tagc_store *store);
 /* Collective, with all functions that make reducers. A reducer of a unit, whose exchanges are its only steps: gradient, output and
  * residual are in the device's memory. The device selects, encodes, decodes and adds; only encoded bodies go through the host. Messages
  * and results are bit for bit those of other reducers, so ranks with and without kernels can take part in one exchange. Functions of the
- * residual take host memory. TAGC_ERR_UNSUPPORTED on all ranks unless the exchange is direct with one rank per host. */
+ * residual take host memory. TAGC_ERR_UNSUPPORTED on all ranks unless the exchange is direct. */
 TAGC_API tagc_status tagc_reducer_create_in(tagc_store *store, tagc_comm *comm,
                                             const tagc_reducer_options *options, tagc_reducer **out);
 /* Local. Makes one that has no residual and no steps. A unit of such probes takes the memory that a unit of such reducers will

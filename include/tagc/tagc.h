@@ -13,8 +13,8 @@
  *   residual   The part of the gradients that this rank has not sent yet. The reducer keeps it and adds it to
  *              the next gradient (error feedback).
  *   leg        A category of traffic, for byte counts: index, values, parameters and so on.
- *   host       A machine. Options that mention hosts expect rank h * ranks_per_host + l on host h. Its local index
- *              is l.
+ *   host       A machine. Objects of this header know one level, the ranks of their comm; where hosts have several ranks, tagc/model.h
+ *              exchanges over two.
  *   docs/reference/glossary.md defines all terms.
  *
  * Conventions
@@ -260,7 +260,7 @@ typedef enum tagc_output {
     TAGC_OUTPUT_SHARD = 0,
     /* The whole unit (an all-reduce). */
     TAGC_OUTPUT_UNIT = 1,
-    /* Row l of (ranks_per_host, n_elems / ranks_per_host) for local index l, on every host. Only for direct. */
+    /* What its place owns, the same on every host. Only of a tagc_model (tagc/model.h). */
     TAGC_OUTPUT_HOST_SHARD = 2
 } tagc_output;
 
@@ -273,7 +273,7 @@ typedef enum tagc_output {
  *
  * `format` and `result_format` are INT8, INT4 (default) or FP32, which is exact; the coarser formats have no zero, and BF16 is
  * not rounded at random. `sparsity` and `result_sparsity` are 0 (default): what is not sent would be lost. Anything else is
- * TAGC_ERR_UNSUPPORTED. With ranks_per_host above 1, the ranks of a host send each other fp32. */
+ * TAGC_ERR_UNSUPPORTED. */
 #define TAGC_RESIDUAL_NONE (-2)
 
 /* Defined in tagc/paper.h. */
@@ -285,7 +285,7 @@ typedef struct tagc_reducer_options {
     /* Written by _init. */
     size_t struct_bytes;
     /* The size of the unit, [1, W * (2^32 - 64)]. Required. If it is no multiple of W, the library pads: a shard is n_elems / W
-     * values, rounded up, and the last ranks own fewer, or none. Then ranks_per_host must be 1, a step copies its arrays, and holds a
+     * values, rounded up, and the last ranks own fewer, or none. Then a step copies its arrays, and holds a
      * row of the unit more (sketch, packed, and direct that sends whole fp32 or bf16: the unit and its sums). */
     uint64_t n_elems;
     /* Identifies this unit in events, messages and saved states; the same on all ranks, which so notice units that are made in
@@ -304,7 +304,7 @@ typedef struct tagc_reducer_options {
     double sparsity;
     /* tagc_op, default AVG. */
     int op;
-    /* tagc_output, default SHARD. */
+    /* tagc_output, SHARD (default) or UNIT. */
     int output;
     /* Where the output is larger than the shard: the share of every shard's sums that its owner does not send back. It
      * stays in the owner's residual, so the volume does not grow with W. [0, 1]; default -1: owners send back 2.4 times
@@ -315,10 +315,6 @@ typedef struct tagc_reducer_options {
     int result_format;
     /* Values per scale, also of sums: a power of two in [16, 4096]. Default 0: 128. For direct with an integer format. */
     int block;
-    /* The ranks of a host. In [1, W], a divisor of W, default 1. Above 1, the ranks of a host first add their gradients: they send
-     * bf16, or fp32 if format is FP32, and add in fp32. Only the sums of the hosts are encoded. The residual then has
-     * n_elems / ranks_per_host values. For direct. */
-    int ranks_per_host;
     /* Threads that encode and decode. The results do not depend on it. [1, 256], default 1. */
     int n_threads;
     /* Options of sketch and packed. _create copies them. Default NULL: the defaults of tagc_paper_options. */
@@ -330,8 +326,7 @@ typedef struct tagc_reducer_options {
      * Kernels (tagc/device.h) store it the same way, bit for bit, so a rank with kernels and one without may take part
      * in one exchange. */
     int residual;
-    /* tagc_format of the gradient that _begin reads: FP32 (default), or BF16, an array of uint16_t. For direct with
-     * one rank per host. */
+    /* tagc_format of the gradient that _begin reads: FP32 (default), or BF16, an array of uint16_t. For direct. */
     int gradient;
     /* A number of the reducer, from which random rounding (of a stored residual, or of values without one) derives, beside
      * the step, the rank and the row. Two reducers with the same number round alike in the same step, so give each its own, and
@@ -372,8 +367,8 @@ TAGC_API const char *tagc_phase_name(int phase);
 #define TAGC_MAX_LEGS 16
 #define TAGC_MAX_PHASES 16
 
-/* Statistics of one step. "In the unit" counts all fragments that this rank encoded: its own, or with
- * ranks_per_host > 1 its part of its host's. "In the shard" counts the shard that this rank owns. */
+/* Statistics of one step. "In the unit" counts all fragments that this rank encoded. "In the shard" counts the shard that this rank
+ * owns. */
 typedef struct tagc_reducer_stats {
     /* Written by _init. */
     size_t struct_bytes;
@@ -392,7 +387,7 @@ typedef struct tagc_reducer_stats {
     /* direct, where the output is larger than the shard: elements of the output whose sums were sent back. The others
      * are 0. */
     uint64_t n_returned;
-    /* The sparsity that was reached: 1 - n_sent * ranks_per_host / n_elems. */
+    /* The sparsity that was reached: 1 - n_sent / n_elems. */
     double sparsity;
     /* sketch: the number of cells in the shard's sketch, and the items per cell. */
     uint64_t n_cells;
@@ -424,7 +419,7 @@ TAGC_API tagc_status tagc_reducer_create(tagc_comm *comm, const tagc_reducer_opt
  * fail on all ranks with TAGC_ERR_MISMATCH, whose text names both. If the two send messages of the same lengths, the comm stays
  * usable. If not, it breaks: some ranks may return TAGC_ERR_TRANSPORT.
  *
- * The arrays must not overlap, except in direct's steps in host memory, with one rank per host: there `output` may lie anywhere
+ * The arrays must not overlap, except in direct's steps in host memory: there `output` may lie anywhere
  * in `gradient` if it is the shard, but only in place of a whole row of an fp32 gradient at sparsity 0 in FP32 or BF16. With
  * TAGC_OUTPUT_UNIT, an fp32 gradient and several ranks it may be `gradient` itself. What it takes the place of is lost, also if the
  * step fails.
@@ -456,8 +451,8 @@ TAGC_API tagc_status tagc_reducer_run(tagc_reducer *reducer, const void *gradien
 
 /* Collective in effect. Sets the sparsity, [0, 1], of the following steps. Do not call it between _begin and _end. It
  * allocates new buffers if the sparsity changes. After a failure nothing has changed. If ranks set different values,
- * the next step fails on all ranks with TAGC_ERR_MISMATCH and the comm stays usable. (An all-reduce with
- * ranks_per_host > 1 may break the comm with it, and so does one rank that leaves sparsity 0 alone in FP32 or BF16.) */
+ * the next step fails on all ranks with TAGC_ERR_MISMATCH and the comm stays usable. (One rank that
+ * leaves sparsity 0 alone in FP32 or BF16 breaks it.) */
 TAGC_API tagc_status tagc_reducer_set_sparsity(tagc_reducer *reducer, double sparsity);
 
 /* Collective in effect. The following steps take format, sparsity, block, result_format and result_sparsity from `options`,
@@ -466,10 +461,8 @@ TAGC_API tagc_status tagc_reducer_set_sparsity(tagc_reducer *reducer, double spa
  * set different values, the next step fails on all ranks, with TAGC_ERR_MISMATCH, and may break the comm. */
 TAGC_API tagc_status tagc_reducer_change(tagc_reducer *reducer, const tagc_reducer_options *options);
 
-/* Returns the number of values of the residual, W shards / ranks_per_host. Returns 0 if there is no residual:
- * for TAGC_RESIDUAL_NONE, for direct with ranks_per_host = W > 1, and for direct with FP32 or BF16 and a sparsity that was
- * always 0. With ranks_per_host > 1 the residual belongs to the sums of this rank's host, and row h goes to the rank of the
- * same local index on host h. */
+/* Returns the number of values of the residual, W shards. Returns 0 if there is no residual: for TAGC_RESIDUAL_NONE, and for direct with
+ * FP32 or BF16 and a sparsity that was always 0. */
 TAGC_API uint64_t tagc_reducer_residual_elems(const tagc_reducer *reducer);
 
 /* Returns the tagc_format in which the residual is stored, or TAGC_RESIDUAL_NONE: options.residual, with its default
@@ -500,7 +493,7 @@ TAGC_API tagc_status tagc_reducer_set_steps(tagc_reducer *reducer, uint64_t n_st
 
 /* Save and load this rank's residual, as it is stored, and the number of steps, as bytes with a header and a checksum
  * (docs/reference/wire-format.md). Do not call them between _begin and _end. Every rank saves its own, and loads it. _load accepts what
- * _save wrote on the same rank of as many, for the same n_elems, tag, output and ranks_per_host. Otherwise TAGC_ERR_MISMATCH says what
+ * _save wrote on the same rank of as many, for the same n_elems, tag and output. Otherwise TAGC_ERR_MISMATCH says what
  * differs, and the residual stays. So ranks notice it if all of them get the bytes of one. Without a tag, units of one size are told apart by
  * the order in which the comm's reducers of that size and without a tag were made; to depend on no order, give each a tag (below
  * UINT64_MAX - 65536). If options.residual was another one, values are stored anew, as by _set_residual.
@@ -528,8 +521,7 @@ typedef struct tagc_gatherer tagc_gatherer;
 typedef struct tagc_gatherer_options {
     /* Written by _init. */
     size_t struct_bytes;
-    /* The size of the unit, the rows of `full`: W, or with within_host ranks_per_host. A positive multiple of that number, at
-     * most that times (2^32 - 64). Required. */
+    /* The size of the unit: a positive multiple of W, at most W * (2^32 - 64). Required. */
     uint64_t n_elems;
     /* As in tagc_reducer_options. */
     uint64_t tag;
@@ -538,13 +530,6 @@ typedef struct tagc_gatherer_options {
     int format;
     /* 1: send deltas. Default 0. */
     int delta;
-    /* The ranks of a host, as in tagc_reducer_options. In [1, W], a divisor of W, default 1. Above 1, each row crosses to each
-     * other host only once. The rank of the same local index receives it there and relays it within its host. Results and byte
-     * counts are the same as with 1, but most bytes stay within hosts. */
-    int ranks_per_host;
-    /* 0 (default): all ranks exchange, and `shard` is row `rank` of `full`, which is (W, shard). 1: only the ranks of one host
-     * exchange, and `shard` is row l of `full`, which is (ranks_per_host, shard). */
-    int within_host;
     /* For deltas: compare checksums of the replicas at every check_every-th gather. If they differ, all ranks return
      * TAGC_ERR_CORRUPT. [0, 2^31), default 0: never. */
     uint64_t check_every;
@@ -571,8 +556,8 @@ TAGC_API void tagc_gatherer_options_init_sized(tagc_gatherer_options *options, s
 TAGC_API tagc_status tagc_gatherer_create(tagc_comm *comm, const tagc_gatherer_options *options,
                                           tagc_gatherer **out);
 
-/* Collective. Starts to gather every rank's `shard` (n_shard) into `full` (n_full), which is (rows, shard). n_full is n_elems, and
- * n_shard n_elems divided by the number of rows. Returns at once. The caller must
+/* Collective. Starts to gather every rank's `shard` (n_shard) into `full` (n_full), which is (W, shard). n_full is n_elems, and
+ * n_shard n_elems / W. Returns at once. The caller must
  * not touch the arrays until _end returns. Gathers of a comm run in the order of their _begin calls, and overlap with
  * each other and with reducers. That order is the same on all ranks. Where it is not, the gathers fail as the steps of
  * reducers do; `full` is then undefined, and the next gather of deltas sends whole parameters.
@@ -604,7 +589,7 @@ TAGC_API tagc_status tagc_gatherer_end(tagc_gatherer *gatherer);
  * `full`, or if the values of `shard` were replaced. */
 TAGC_API tagc_status tagc_gatherer_reset(tagc_gatherer *gatherer);
 
-/* Returns the replica, for a checkpoint: the `full` (rows, shard) of the last gather. The caller still owns it.
+/* Returns the replica, for a checkpoint: the `full` (W, shard) of the last gather. The caller still owns it.
  * Sets *n_gathers to the number of gathers begun. Returns NULL without deltas, if the next gather sends whole
  * parameters, and while a gather is in progress. */
 TAGC_API const void *tagc_gatherer_replica(const tagc_gatherer *gatherer, uint64_t *n_gathers);

@@ -21,7 +21,13 @@ import torch
 import torch.distributed as dist
 from torch_bench import bytes_sent
 
-ARMS = {"bf16": None, "8/8": {}, "8/4": {"backward": "int4"}, "4/4": {"forward": "int4", "backward": "int4"}}
+ARMS = {
+    "bf16": None,  # torch's own
+    "whole": {"forward": "whole", "backward": "whole"},  # tagc's connections alone
+    "8/8": {},
+    "8/4": {"backward": "int4"},
+    "4/4": {"forward": "int4", "backward": "int4"},
+}
 
 
 def counts_of(step, args, world_size):

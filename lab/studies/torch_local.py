@@ -262,7 +262,7 @@ def run(args):
 
 
 def table(args):
-    from tagc.torch.advise.choice import local_step_s
+    from tagc._planner import local_s
 
     found = {key_of(row): row for row in done(args)}
     heads = [
@@ -291,7 +291,7 @@ def table(args):
         for rate, latency in LINKS:
             n_bytes_s = bits * every * (sites - 1) / sites * args.params / (PAYLOAD * rate * 1e6)
             exchange_s = MESSAGES * latency + n_bytes_s
-            cells.append(f"{local_step_s(args.step_s, exchange_s, every):.3g} s")
+            cells.append(f"{local_s(args.step_s, exchange_s, every):.3g} s")
         words = [
             str(sites),
             arm,

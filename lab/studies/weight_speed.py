@@ -50,9 +50,9 @@ def by_a_step(before, share, random):
     masters += (torch.rand(before.shape, generator=random) - 0.5) * (masters.abs() / 256)  # within the unit
     start = masters.bfloat16()
     moves = torch.randn(before.shape, generator=random)
-    low, high = 0.0, 1e-2
-    for _ in range(12):
-        size = (low + high) / 2
+    low, high = 1e-9, 1e-2
+    for _ in range(16):
+        size = (low * high) ** 0.5
         after = (masters + size * moves).bfloat16()
         is_more = float((words(after) != words(start)).float().mean()) > share
         low, high = (low, size) if is_more else (size, high)

@@ -9,7 +9,7 @@
 #include <immintrin.h>
 #endif
 
-enum { GRADES = 256, BLOCK = 32 /* words whose masks are made at once */, SAMPLED = 1024 /* words */ };
+enum { GRADES = 256, BLOCK = 32 /* words whose masks are made at once */, SAMPLED = 256 /* words */ };
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -55,81 +55,92 @@ static void scalar_at_least(size_t width, const uint8_t *values, size_t n_words,
 static const tagc_classes_kernels scalar_kernels = {"scalar", scalar_at_least};
 
 #if defined(__x86_64__)
-#define AVX2 __attribute__((target("avx2,popcnt,bmi,bmi2")))
-#define AVX512 __attribute__((target("avx512f,avx512bw")))
+#define AVX2 __attribute__((target("avx2,popcnt,bmi,bmi2"), always_inline)) static inline
+#define AVX512 __attribute__((target("avx512f,avx512bw"), always_inline)) static inline
 
-/* Of 16 elements of 2 bytes, or of 4 in two vectors (quarters out of order as packs leaves them): all bits of those that are larger. */
-AVX2 static inline __m256i avx2_above16(size_t width, const uint8_t *from, __m256i most) {
-    if (width == 2) {
-        __m256i value = _mm256_and_si256(_mm256_loadu_si256((const void *)from), _mm256_set1_epi16(0x7fff));
-        return _mm256_cmpgt_epi16(value, most);
-    }
-    const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
-    __m256i low = _mm256_and_si256(_mm256_loadu_si256((const void *)from), magnitude);
-    __m256i high = _mm256_and_si256(_mm256_loadu_si256((const void *)(from + 32)), magnitude);
-    low = _mm256_cmpgt_epi32(low, most);
-    high = _mm256_cmpgt_epi32(high, most);
+AVX2 __m256i avx2_magnitudes(size_t width, const uint8_t *from) {
+    const __m256i mask = width == 1   ? _mm256_set1_epi8(0x7f)
+                         : width == 2 ? _mm256_set1_epi16(0x7fff)
+                                      : _mm256_set1_epi32(0x7fffffff);
+    return _mm256_and_si256(_mm256_loadu_si256((const void *)from), mask);
+}
+
+/* All bits of those of 16 magnitudes that are larger, as 2 bytes each. Those of 4 bytes are in two vectors, and packs leaves quarters out
+ * of order. */
+AVX2 __m256i avx2_above16(size_t width, const __m256i *values, __m256i most) {
+    if (width == 2) return _mm256_cmpgt_epi16(values[0], most);
+    __m256i low = _mm256_cmpgt_epi32(values[0], most), high = _mm256_cmpgt_epi32(values[1], most);
     return _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
 }
 
-/* Bit i: element i of 32 is larger. */
-AVX2 static inline uint32_t avx2_above(size_t width, const uint8_t *from, __m256i most) {
-    if (width == 1) {
-        __m256i value = _mm256_and_si256(_mm256_loadu_si256((const void *)from), _mm256_set1_epi8(0x7f));
-        return (uint32_t)_mm256_movemask_epi8(_mm256_cmpgt_epi8(value, most));
-    }
-    __m256i low = avx2_above16(width, from, most), high = avx2_above16(width, from + 16 * width, most);
+/* Bit i: magnitude i of 32 is larger. */
+AVX2 uint64_t avx2_above(size_t width, const __m256i *values, __m256i most) {
+    if (width == 1) return (uint32_t)_mm256_movemask_epi8(_mm256_cmpgt_epi8(values[0], most));
+    __m256i low = avx2_above16(width, values, most), high = avx2_above16(width, values + width / 2, most);
     __m256i bytes = _mm256_permute4x64_epi64(_mm256_packs_epi16(low, high), 0xd8);
     return (uint32_t)_mm256_movemask_epi8(bytes);
 }
 
-AVX2 static void avx2_at_least(size_t width, const uint8_t *values, size_t n_words,
-                               const tagc_classes *classes, uint64_t *masks) {
+AVX2 void avx2_masks(size_t width, const uint8_t *values, size_t n_words, const tagc_classes *classes,
+                     uint64_t *masks) {
+    __m256i most[TAGC_CLASSES_MAX], word[8];
     int n = classes->n - 1;
     for (int c = 0; c < n; c++) {
-        uint32_t most = least_of(width, classes, c + 1) - 1; /* a class above the first begins above 0 */
-        if (width == 1 && most > 0x7f) most = 0x7f;          /* compared as a number with a sign */
-        __m256i wide = width == 1   ? _mm256_set1_epi8((char)most)
-                       : width == 2 ? _mm256_set1_epi16((short)most)
-                                    : _mm256_set1_epi32((int)most);
-        for (size_t w = 0; w < n_words; w++) {
-            const uint8_t *from = values + 64 * w * width;
-            uint32_t low = avx2_above(width, from, wide), high = avx2_above(width, from + 32 * width, wide);
-            masks[w * (size_t)n + (size_t)c] = low | (uint64_t)high << 32;
-        }
+        uint32_t below = least_of(width, classes, c + 1) - 1; /* a class above the first begins above 0 */
+        if (width == 1 && below > 0x7f) below = 0x7f;         /* compared as a number with a sign */
+        most[c] = width == 1   ? _mm256_set1_epi8((char)below)
+                  : width == 2 ? _mm256_set1_epi16((short)below)
+                               : _mm256_set1_epi32((int)below);
+    }
+    for (size_t w = 0; w < n_words; w++, values += 64 * width, masks += n) {
+        for (size_t i = 0; i < 2 * width; i++) word[i] = avx2_magnitudes(width, values + 32 * i);
+        for (int c = 0; c < n; c++)
+            masks[c] = avx2_above(width, word, most[c]) | avx2_above(width, word + width, most[c]) << 32;
     }
 }
 
-AVX512 static inline uint64_t avx512_word(size_t width, const uint8_t *from, __m512i least) {
-    uint64_t word = 0;
-    for (size_t i = 0; i < width; i++, from += 64) {
-        __m512i value = _mm512_loadu_si512(from);
-        if (width == 1)
-            word = _mm512_cmpge_epu8_mask(_mm512_and_si512(value, _mm512_set1_epi8(0x7f)), least);
-        else if (width == 2)
-            word |=
-                (uint64_t)_mm512_cmpge_epu16_mask(_mm512_and_si512(value, _mm512_set1_epi16(0x7fff)), least)
-                << 32 * i;
-        else
-            word |= (uint64_t)_mm512_cmpge_epu32_mask(_mm512_and_si512(value, _mm512_set1_epi32(0x7fffffff)),
-                                                      least)
-                    << 16 * i;
-    }
-    return word;
+AVX512 uint64_t avx512_mask(size_t width, const __m512i *values, __m512i least) {
+    if (width == 1) return _mm512_cmpge_epu8_mask(values[0], least);
+    uint64_t mask = 0;
+    for (size_t i = 0; i < width; i++)
+        mask |= width == 2 ? (uint64_t)_mm512_cmpge_epu16_mask(values[i], least) << 32 * i
+                           : (uint64_t)_mm512_cmpge_epu32_mask(values[i], least) << 16 * i;
+    return mask;
 }
 
-AVX512 static void avx512_at_least(size_t width, const uint8_t *values, size_t n_words,
-                                   const tagc_classes *classes, uint64_t *masks) {
+AVX512 void avx512_masks(size_t width, const uint8_t *values, size_t n_words, const tagc_classes *classes,
+                         uint64_t *masks) {
+    const __m512i magnitude = width == 1   ? _mm512_set1_epi8(0x7f)
+                              : width == 2 ? _mm512_set1_epi16(0x7fff)
+                                           : _mm512_set1_epi32(0x7fffffff);
+    __m512i least[TAGC_CLASSES_MAX], word[4];
     int n = classes->n - 1;
-    for (int c = 0; c < n; c++) { /* the block stays in the cache */
-        uint32_t least = least_of(width, classes, c + 1);
-        __m512i wide = width == 1   ? _mm512_set1_epi8((char)least)
-                       : width == 2 ? _mm512_set1_epi16((short)least)
-                                    : _mm512_set1_epi32((int)least);
-        for (size_t w = 0; w < n_words; w++)
-            masks[w * (size_t)n + (size_t)c] = avx512_word(width, values + 64 * w * width, wide);
+    for (int c = 0; c < n; c++) {
+        uint32_t from = least_of(width, classes, c + 1);
+        least[c] = width == 1   ? _mm512_set1_epi8((char)from)
+                   : width == 2 ? _mm512_set1_epi16((short)from)
+                                : _mm512_set1_epi32((int)from);
+    }
+    for (size_t w = 0; w < n_words; w++, values += 64 * width, masks += n) {
+        for (size_t i = 0; i < width; i++)
+            word[i] = _mm512_and_si512(_mm512_loadu_si512(values + 64 * i), magnitude);
+        for (int c = 0; c < n; c++) masks[c] = avx512_mask(width, word, least[c]);
     }
 }
+
+#define AT_LEAST(level, features)                                                                            \
+    __attribute__((target(features))) static void level##_at_least(                                          \
+        size_t width, const uint8_t *values, size_t n_words, const tagc_classes *classes, uint64_t *masks) { \
+        if (width == 1)                                                                                      \
+            level##_masks(1, values, n_words, classes, masks);                                               \
+        else if (width == 2)                                                                                 \
+            level##_masks(2, values, n_words, classes, masks);                                               \
+        else                                                                                                 \
+            level##_masks(4, values, n_words, classes, masks);                                               \
+    }
+
+AT_LEAST(avx2, "avx2,popcnt,bmi,bmi2")
+AT_LEAST(avx512, "avx512f,avx512bw")
 
 static const tagc_classes_kernels avx2_kernels = {"avx2", avx2_at_least};
 static const tagc_classes_kernels avx512_kernels = {"avx512", avx512_at_least};
@@ -158,6 +169,7 @@ typedef struct walk {
     size_t width, n;
     const tagc_classes *classes;
     const uint8_t *values;
+    uint8_t class_of[GRADES];
     uint64_t masks[BLOCK * (TAGC_CLASSES_MAX - 1)];
 } walk;
 
@@ -180,35 +192,44 @@ INLINE uint64_t elements_of(const walk *k, size_t w) { /* a bit for each that is
     return n >= 64 ? ~UINT64_C(0) : (UINT64_C(1) << n) - 1;
 }
 
-/* The elements of class c in a word whose masks these are; *above becomes those of higher classes. */
-INLINE uint64_t of_class(const walk *k, const uint64_t *masks, int c, uint64_t *above) {
-    uint64_t here = *above;
-    *above = c + 1 < k->classes->n ? masks[c] & here : 0;
-    return here & ~*above;
+INLINE uint64_t of_class(const walk *k, const uint64_t *masks, int c, uint64_t elements) {
+    uint64_t from = c ? masks[c - 1] : elements, above = c + 1 < k->classes->n ? masks[c] : 0;
+    return from & ~above & elements;
 }
 
-INLINE void split_by(walk *k, const uint8_t *bits, tagc_class_items *of) {
-    uint32_t n_before[TAGC_CLASSES_MAX] = {0}, next[TAGC_CLASSES_MAX] = {0};
+INLINE void split_as(size_t width, walk *k, const uint8_t *bits, tagc_class_items *of) {
+    uint32_t n_from[TAGC_CLASSES_MAX + 1] = {0}, next[TAGC_CLASSES_MAX] = {
+                                                     0}; /* n_from: of this class or a higher one */
     size_t n_items[TAGC_CLASSES_MAX] = {0}, n_here;
     int n_masks = k->classes->n - 1;
+    unsigned shift = shift_of(width);
     for (size_t first = 0; 64 * first < k->n; first += n_here) {
         n_here = next_masks(k, first);
         for (size_t w = first; w < first + n_here; w++) {
-            uint64_t changed = tagc_load_word(bits + 8 * w), above = elements_of(k, w);
-            for (int c = 0; c <= n_masks; c++) {
-                uint64_t mask = of_class(k, k->masks + (w - first) * (size_t)n_masks, c, &above);
-                for (uint64_t left = changed & mask; left; left &= left - 1) {
-                    unsigned bit = (unsigned)__builtin_ctzll(left);
-                    uint64_t below = mask & ((UINT64_C(1) << bit) - 1);
-                    uint32_t number = n_before[c] + (uint32_t)__builtin_popcountll(below);
-                    of[c].items[n_items[c]] = (uint32_t)(64 * w + bit);
-                    of[c].gaps[n_items[c]++] = number - next[c];
-                    next[c] = number + 1;
-                }
-                n_before[c] += (uint32_t)__builtin_popcountll(mask);
+            const uint64_t *masks = k->masks + (w - first) * (size_t)n_masks;
+            for (uint64_t left = tagc_load_word(bits + 8 * w); left; left &= left - 1) {
+                unsigned bit = (unsigned)__builtin_ctzll(left);
+                size_t item = 64 * w + bit;
+                int c = k->class_of[magnitude_at(width, k->values + item * width) >> shift];
+                uint64_t below = of_class(k, masks, c, (UINT64_C(1) << bit) - 1);
+                uint32_t number = n_from[c] - n_from[c + 1] + (uint32_t)__builtin_popcountll(below);
+                of[c].items[n_items[c]] = (uint32_t)item;
+                of[c].gaps[n_items[c]++] = number - next[c];
+                next[c] = number + 1;
             }
+            n_from[0] += 64; /* the last word may have fewer, and none comes behind it */
+            for (int c = 0; c < n_masks; c++) n_from[c + 1] += (uint32_t)__builtin_popcountll(masks[c]);
         }
     }
+}
+
+INLINE void split_by(walk *k, const uint8_t *bits, tagc_class_items *of) {
+    if (k->width == 1)
+        split_as(1, k, bits, of);
+    else if (k->width == 2)
+        split_as(2, k, bits, of);
+    else
+        split_as(4, k, bits, of);
 }
 
 /* The place of set bit `number` of a word. */
@@ -225,9 +246,10 @@ INLINE int join_by(walk *k, const tagc_class_items *of, unsigned (*place)(uint64
     for (size_t first = 0; 64 * first < k->n; first += n_here) {
         n_here = next_masks(k, first);
         for (size_t w = first; w < first + n_here; w++) {
-            uint64_t above = elements_of(k, w);
+            const uint64_t *masks = k->masks + (w - first) * (size_t)n_masks;
+            uint64_t elements = elements_of(k, w);
             for (int c = 0; c <= n_masks; c++) {
-                uint64_t mask = of_class(k, k->masks + (w - first) * (size_t)n_masks, c, &above);
+                uint64_t mask = of_class(k, masks, c, elements);
                 uint64_t n_behind = n_before[c] + (uint64_t)__builtin_popcountll(mask);
                 while (next[c] < n_behind) {
                     of[c].items[n_items[c]] = (uint32_t)(64 * w + place(mask, next[c] - n_before[c]));
@@ -257,26 +279,32 @@ static int join_plain(walk *k, const tagc_class_items *of) {
 }
 
 #if defined(__x86_64__)
-AVX2 static void split_avx2(walk *k, const uint8_t *bits, tagc_class_items *of) {
-    split_by(k, bits, of);
-}
-
-AVX2 static inline unsigned place_avx2(uint64_t mask, uint64_t number) {
-    return (unsigned)_tzcnt_u64(_pdep_u64(UINT64_C(1) << number, mask));
-}
-
-AVX2 static int join_avx2(walk *k, const tagc_class_items *of) {
-    return join_by(k, of, place_avx2);
-}
-#endif
+#define WITH_BMI __attribute__((target("avx2,popcnt,bmi,bmi2")))
 
 static int is_scalar(const tagc_classes_kernels *kernels) {
     return kernels == &scalar_kernels;
 }
 
+WITH_BMI static void split_avx2(walk *k, const uint8_t *bits, tagc_class_items *of) {
+    split_by(k, bits, of);
+}
+
+WITH_BMI static inline unsigned place_avx2(uint64_t mask, uint64_t number) {
+    return (unsigned)_tzcnt_u64(_pdep_u64(UINT64_C(1) << number, mask));
+}
+
+WITH_BMI static int join_avx2(walk *k, const tagc_class_items *of) {
+    return join_by(k, of, place_avx2);
+}
+#endif
+
 void tagc_classes_split(const tagc_classes_kernels *kernels, size_t width, const tagc_classes *classes,
                         const uint8_t *values, const uint8_t *bits, size_t n, tagc_class_items *of) {
     walk k = {.kernels = kernels, .width = width, .n = n, .classes = classes, .values = values};
+    for (int grade = 0, c = 0; grade < GRADES; grade++) {
+        while (c + 1 < classes->n && grade >= classes->first[c + 1]) c++;
+        k.class_of[grade] = (uint8_t)c;
+    }
 #if defined(__x86_64__)
     if (!is_scalar(kernels)) {
         split_avx2(&k, bits, of);
@@ -336,19 +364,29 @@ static int join_ranges(range *ranges, int n, double table_bits) {
     return n;
 }
 
-static void count_grades(size_t width, const uint8_t *values, const uint8_t *bits, size_t n,
-                         uint32_t *n_elems, uint32_t *n_items) {
+INLINE void count_as(size_t width, const uint8_t *values, const uint8_t *bits, size_t n, uint32_t *n_elems,
+                     uint32_t *n_items) {
     unsigned shift = shift_of(width);
     size_t n_words = (n + 63) / 64, stride = 1 + n_words / SAMPLED;
-    for (size_t w = 0; w < n_words; w++) {
+    for (size_t w = 0; w < n_words; w++)
         for (uint64_t left = tagc_load_word(bits + 8 * w); left; left &= left - 1) {
             size_t at = 64 * w + (size_t)__builtin_ctzll(left);
             n_items[magnitude_at(width, values + at * width) >> shift]++;
         }
+    for (size_t w = 0; w < n_words; w += stride) {
         size_t end = 64 * w + 64 < n ? 64 * w + 64 : n;
-        for (size_t i = 64 * w; i < end && w % stride == 0; i++)
-            n_elems[magnitude_at(width, values + i * width) >> shift]++;
+        for (size_t i = 64 * w; i < end; i++) n_elems[magnitude_at(width, values + i * width) >> shift]++;
     }
+}
+
+static void count_grades(size_t width, const uint8_t *values, const uint8_t *bits, size_t n,
+                         uint32_t *n_elems, uint32_t *n_items) {
+    if (width == 1)
+        count_as(1, values, bits, n, n_elems, n_items);
+    else if (width == 2)
+        count_as(2, values, bits, n, n_elems, n_items);
+    else
+        count_as(4, values, bits, n, n_elems, n_items);
 }
 
 void tagc_classes_choose(size_t width, const uint8_t *values, const uint8_t *bits, size_t n,

@@ -177,26 +177,21 @@ static tagc_status hear(tagc_all_to_all *a, const tagc_counts_said *own, size_t 
     return move(a, TAGC_LEG_CONTROL, n_peers, a->own, a->heard);
 }
 
-/* Reads what a rank said. Another unit is its failure, which all ranks hear of; after damage nobody knows what the others do next. */
+/* Reads what a rank said. After damage, or where that rank is in a call of another object, nobody knows what the others do next: they may
+ * have heard something else. */
 static tagc_status read_said(tagc_all_to_all *a, const uint8_t *message, size_t n_bytes, int from,
                              tagc_counts_said *said) {
-    tagc_wire_header header, expected = {.kind = TAGC_WIRE_COUNTS,
-                                         .rank = (uint32_t)from,
-                                         .n_elems = (uint64_t)a->world_size,
-                                         .step = a->n_begun};
+    tagc_wire_header header = {0}, expected = {.kind = TAGC_WIRE_COUNTS,
+                                               .rank = (uint32_t)from,
+                                               .n_elems = (uint64_t)a->world_size,
+                                               .step = a->n_begun};
     tagc_status status = tagc_wire_read(message, n_bytes, &header);
-    if (status == TAGC_OK) {
-        expected.k = header.k;
-        status = tagc_wire_expect_of(a->comm, &a->identity, from, &header, &expected);
-    }
+    if (status == TAGC_OK && header.kind == TAGC_WIRE_COUNTS && header.unit != a->identity.unit)
+        return tagc_identity_abort(a->comm, &a->identity, from, header.unit);
+    expected.k = header.k;
+    if (status == TAGC_OK) status = tagc_wire_expect(&header, &expected);
     if (status == TAGC_OK && header.k >= (uint32_t)a->world_size)
         status = tagc_fail(TAGC_ERR_CORRUPT, "rank %u of %d failed", header.k, a->world_size);
-    if (status == TAGC_ERR_MISMATCH) {
-        if (a->failure == TAGC_OK) snprintf(a->failure_text, sizeof a->failure_text, "%s", tagc_last_error());
-        a->failure = status;
-        *said = (tagc_counts_said){.status = status, .rank = a->rank};
-        return TAGC_OK;
-    }
     if (status != TAGC_OK) {
         status = tagc_fail_in(status, "counts from rank %d arrived damaged", tagc_comm_name(a->comm, from));
         return tagc_comm_give_up(a->comm, status, from);
@@ -280,9 +275,7 @@ static tagc_status fail_as(const tagc_all_to_all *a, const tagc_counts_said *all
     if (all->status == TAGC_ERR_CORRUPT)
         return tagc_fail(all->status, "rank %d got damaged elements in the call before this one", name);
     if (all->status == TAGC_ERR_MISMATCH)
-        return tagc_fail(all->status,
-                         "rank %d is in another call, or format, block or element_bytes are others there",
-                         name);
+        return tagc_fail(all->status, "rank %d comes with another format, block or element_bytes", name);
     return tagc_fail(all->status, "rank %d failed in this call: %s", name, tagc_status_name(all->status));
 }
 

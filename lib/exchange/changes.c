@@ -7,7 +7,8 @@
 #include "exchange/wire.h"
 
 #define MAX_ELEMS (UINT64_C(0x100000000) - 64)
-#define FEW 16 /* Usually fewer than 1 / FEW of the elements change: room for more is taken when they do. */
+/* Usually fewer than 1 / FEW of the elements change. If not, room for a quarter is taken, then for all. */
+#define FEW 16
 
 static tagc_status check_size(int element_bytes, uint64_t n_elems) {
     if (element_bytes != 1 && element_bytes != 2 && element_bytes != 4)
@@ -59,12 +60,11 @@ static tagc_status encode_body(int element_bytes, const void *before, const void
 tagc_status tagc_changes_encode(int element_bytes, const void *before, const void *after, uint64_t n_elems,
                                 void *message, uint64_t max_bytes, uint64_t *n_bytes, uint64_t *n_changes) {
     uint64_t n_changed;
-    size_t n_body, most = n_elems < TAGC_CHANGES_SEGMENT ? (size_t)n_elems : TAGC_CHANGES_SEGMENT;
+    size_t n_body = SIZE_MAX, most = n_elems < TAGC_CHANGES_SEGMENT ? (size_t)n_elems : TAGC_CHANGES_SEGMENT;
     TAGC_TRY(check_room(element_bytes, after, n_elems, message, max_bytes, n_bytes));
     uint8_t *body = (uint8_t *)message + TAGC_WIRE_HEADER_BYTES;
-    TAGC_TRY(encode_body(element_bytes, before, after, n_elems, most / FEW, body, &n_body, &n_changed));
-    if (n_body == SIZE_MAX)
-        TAGC_TRY(encode_body(element_bytes, before, after, n_elems, most, body, &n_body, &n_changed));
+    for (size_t few = FEW; n_body == SIZE_MAX; few /= 4)
+        TAGC_TRY(encode_body(element_bytes, before, after, n_elems, most / few, body, &n_body, &n_changed));
     tagc_wire_header header = {.kind = TAGC_WIRE_CHANGES,
                                .coding = before != NULL,
                                .k = (uint32_t)element_bytes,

@@ -14,7 +14,7 @@ struct tagc_reducer;
 
 typedef tagc_status (*tagc_action_fn)(struct tagc_reducer *r);
 
-/* Where in the gradient the output may lie, in host memory with one rank per host. */
+/* Where in the gradient the output may lie, in host memory. */
 typedef enum tagc_overlap {
     TAGC_OVERLAP_NONE,
     TAGC_OVERLAP_ROWS, /* as the unit, or as any row of it: of each row as much is read when sums are written */
@@ -27,9 +27,8 @@ typedef struct tagc_exchange_table {
     tagc_overlap overlap;
     const tagc_runner *runner;           /* of arrays in host memory; NULL: it has none, and takes no other */
     const tagc_own_options *own_options; /* NULL: tagc_reducer_options are all */
-    /* From checked options: the number of values of the residual, 0 if there is none, and of the output. */
-    uint64_t (*residual_elems)(const tagc_reducer_options *options, int world_size);
-    uint64_t (*output_elems)(const tagc_reducer_options *options, int world_size);
+    /* From checked options: the number of values of the residual, 0 if there is none. */
+    uint64_t (*residual_elems)(const tagc_reducer_options *options);
     /* Computes sizes and lays out buffers; called twice, see tagc_arena. r->comm is NULL if only sizes are needed. */
     void (*place)(struct tagc_reducer *r, tagc_arena *arena);
     /* Lays out what only a step under way needs, in memory that reducers share (transport/work.h). Called after _place to learn its

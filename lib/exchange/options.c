@@ -43,12 +43,11 @@ static const tagc_field reducer_fields[] = {
     {REDUCER(format), TAGC_FIELD_INT, 1, ALL, -1, TAGC_FORMAT_INT2, -1, tagc_format_names},
     {REDUCER(sparsity), TAGC_FIELD_DOUBLE, 1, ALL, -1, 1, -1, NULL},
     {REDUCER(op), TAGC_FIELD_INT, 1, ALL, TAGC_OP_AVG, TAGC_OP_SUM, TAGC_OP_AVG, op_names},
-    {REDUCER(output), TAGC_FIELD_INT, 1, ALL, TAGC_OUTPUT_SHARD, TAGC_OUTPUT_HOST_SHARD, TAGC_OUTPUT_SHARD,
+    {REDUCER(output), TAGC_FIELD_INT, 1, ALL, TAGC_OUTPUT_SHARD, TAGC_OUTPUT_UNIT, TAGC_OUTPUT_SHARD,
      output_names},
     {REDUCER(result_sparsity), TAGC_FIELD_DOUBLE, 1, DIRECT, -1, 1, -1, NULL},
     {REDUCER(result_format), TAGC_FIELD_INT, 1, DIRECT, -1, TAGC_FORMAT_INT2, -1, tagc_format_names},
     {REDUCER(block), TAGC_FIELD_INT, 1, DIRECT, 0, 4096, 0, NULL},
-    {REDUCER(ranks_per_host), TAGC_FIELD_INT, 1, DIRECT, 1, 65536, 1, NULL},
     {REDUCER(n_threads), TAGC_FIELD_INT, 0, ALL, 1, 256, 1, NULL},
     {REDUCER(gradient), TAGC_FIELD_INT, 0, DIRECT, TAGC_FORMAT_FP32, TAGC_FORMAT_BF16, TAGC_FORMAT_FP32,
      tagc_format_names},
@@ -61,8 +60,6 @@ static const tagc_field gatherer_fields[] = {
     {GATHERER(format), TAGC_FIELD_INT, 1, ALL, TAGC_FORMAT_FP32, TAGC_FORMAT_INT2, TAGC_FORMAT_FP32,
      tagc_format_names},
     {GATHERER(delta), TAGC_FIELD_INT, 1, ALL, 0, 1, 0, NULL},
-    {GATHERER(ranks_per_host), TAGC_FIELD_INT, 1, ALL, 1, 65536, 1, NULL},
-    {GATHERER(within_host), TAGC_FIELD_INT, 1, ALL, 0, 1, 0, NULL},
     {GATHERER(check_every), TAGC_FIELD_U64, 1, ALL, 0, 2147483647.0, 0, NULL},
     {GATHERER(n_threads), TAGC_FIELD_U64, 0, ALL, 1, 256, 1, NULL},
     {GATHERER(full_format), TAGC_FIELD_U64, 1, ALL, TAGC_FORMAT_FP32, TAGC_FORMAT_BF16, TAGC_FORMAT_FP32,
@@ -94,12 +91,10 @@ static const tagc_reducer_options reducer_defaults = {
     .sparsity = -1,
     .result_format = -1,
     .result_sparsity = -1,
-    .ranks_per_host = 1,
     .n_threads = 1,
     .residual = -1,
 };
-static const tagc_gatherer_options gatherer_defaults = {
-    .tag = UINT64_MAX, .ranks_per_host = 1, .n_threads = 1};
+static const tagc_gatherer_options gatherer_defaults = {.tag = UINT64_MAX, .n_threads = 1};
 static const tagc_all_to_all_options all_to_all_defaults = {
     .tag = UINT64_MAX, .ranks_per_host = 1, .min_elems = 4096};
 
@@ -146,8 +141,7 @@ int tagc_results_are_sent(const tagc_reducer_options *options) {
 }
 
 int tagc_reducer_options_are_whole(const tagc_reducer_options *options) {
-    if (options->exchange != TAGC_EXCHANGE_DIRECT || options->sparsity != 0 || options->ranks_per_host > 1)
-        return 0;
+    if (options->exchange != TAGC_EXCHANGE_DIRECT || options->sparsity != 0) return 0;
     if (options->format != TAGC_FORMAT_FP32 && options->format != TAGC_FORMAT_BF16) return 0;
     return !tagc_results_are_sent(options) ||
            (tagc_result_format(options) == options->format && tagc_result_sparsity(options) == 0);
@@ -184,7 +178,6 @@ void tagc_reducer_options_prune(tagc_reducer_options *options) {
     int exchange = options->exchange;
     if (exchange != TAGC_EXCHANGE_DIRECT) {
         options->format = -1;
-        options->ranks_per_host = 1;
         options->residual = -1;
         options->gradient = TAGC_FORMAT_FP32;
     }
@@ -270,12 +263,6 @@ static tagc_status check_size(uint64_t n_elems, int n_rows) {
     return TAGC_OK;
 }
 
-static tagc_status check_is_multiple(uint64_t n_elems, int n_rows, const char *where) {
-    if (n_elems % (uint64_t)n_rows == 0) return TAGC_OK;
-    return tagc_fail(TAGC_ERR_ARGUMENT, "n_elems is %llu, must be a multiple of %d, the number of ranks%s",
-                     (unsigned long long)n_elems, n_rows, where);
-}
-
 static tagc_status check_numbers(const tagc_reducer_options *options, int world_size) {
     if (options->sparsity != -1 && !(options->sparsity >= 0 && options->sparsity <= 1))
         return tagc_fail(TAGC_ERR_ARGUMENT,
@@ -290,12 +277,7 @@ static tagc_status check_numbers(const tagc_reducer_options *options, int world_
     if (options->block != 0 && (options->block < 16 || (options->block & (options->block - 1))))
         return tagc_fail(TAGC_ERR_ARGUMENT, "block is %d, must be 0 (%d) or a power of two in [16, 4096]",
                          options->block, DEFAULT_BLOCK);
-    if (world_size % options->ranks_per_host != 0)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "ranks_per_host is %d, must divide the world size %d",
-                         options->ranks_per_host, world_size);
-    return options->ranks_per_host == 1
-               ? TAGC_OK
-               : check_is_multiple(options->n_elems, world_size, ", where ranks_per_host is above 1");
+    return TAGC_OK;
 }
 
 /* Checks fields that do not apply to the exchange. */
@@ -367,9 +349,6 @@ static tagc_status check_together(const tagc_reducer_options *options, const tag
     if (full->format != TAGC_FORMAT_FP32 && full->exchange != TAGC_EXCHANGE_DIRECT)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "format is %s, but exchange %s supports only %s", format,
                          exchange, tagc_format_names[0]);
-    if (full->output == TAGC_OUTPUT_HOST_SHARD && full->exchange != TAGC_EXCHANGE_DIRECT)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "output is host_shard, but exchange %s supports only shard and unit", exchange);
     if (full->exchange == TAGC_EXCHANGE_DIRECT && full->output == TAGC_OUTPUT_SHARD &&
         (full->result_format != -1 || full->result_sparsity != -1))
         return tagc_fail(
@@ -380,9 +359,6 @@ static tagc_status check_together(const tagc_reducer_options *options, const tag
     if (full->residual > TAGC_FORMAT_FP32 && full->exchange != TAGC_EXCHANGE_DIRECT)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "residual is %s, but exchange %s stores it only as %s",
                          tagc_format_names[full->residual], exchange, tagc_format_names[0]);
-    if (full->gradient != TAGC_FORMAT_FP32 && full->ranks_per_host > 1)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "gradient is %s, must be %s where ranks_per_host is above 1",
-                         tagc_format_names[full->gradient], tagc_format_names[0]);
     if (options->block != 0 && !is_blocks(full))
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
                          "block is %d, but format %s has no blocks: leave block at 0, or choose an integer "
@@ -460,10 +436,10 @@ tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, in
     if (!options) return tagc_fail(TAGC_ERR_ARGUMENT, "options is NULL");
     TAGC_TRY(tagc_sized_read(&gatherer_struct, options, out));
     TAGC_TRY(tagc_fields_check(gatherer_fields, N_GATHERER_FIELDS, out));
-    TAGC_TRY(check_ranks_per_host(out->ranks_per_host, world_size));
-    int n_rows = out->within_host ? out->ranks_per_host : world_size;
-    TAGC_TRY(check_size(out->n_elems, n_rows));
-    TAGC_TRY(check_is_multiple(out->n_elems, n_rows, out->within_host ? " of a host: within_host is 1" : ""));
+    TAGC_TRY(check_size(out->n_elems, world_size));
+    if (out->n_elems % (uint64_t)world_size != 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "n_elems is %llu, must be a multiple of %d, the number of ranks",
+                         (unsigned long long)out->n_elems, world_size);
     if (out->lossless && (out->delta || out->format != TAGC_FORMAT_BF16))
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "lossless is 1, but %s%s: it codes whole parameters in bf16",
                          out->delta ? "delta is 1" : "format is ",

@@ -32,6 +32,11 @@ int tagc_gatherer_options_kind(const tagc_gatherer_options *options);
 extern const char *const tagc_format_names[TAGC_FORMAT_INT2 + 1];
 extern const char *const tagc_exchange_names[TAGC_EXCHANGE_DIRECT + 1];
 
+/* Values of the output, of checked options. */
+static inline uint64_t tagc_output_elems(const tagc_reducer_options *options, int world_size) {
+    return options->output == TAGC_OUTPUT_UNIT ? options->n_elems : options->n_elems / (uint64_t)world_size;
+}
+
 /* 1: direct that keeps no residual, and rounds at random. */
 static inline int tagc_is_without_residual(const tagc_reducer_options *options) {
     return options->exchange == TAGC_EXCHANGE_DIRECT && options->residual == TAGC_RESIDUAL_NONE;
@@ -44,8 +49,7 @@ int tagc_results_are_sent(const tagc_reducer_options *options);
 int tagc_result_format(const tagc_reducer_options *options);
 double tagc_result_sparsity(const tagc_reducer_options *options);
 
-/* 1: direct that sends every value as it is, fp32 or bf16, and sums as well. Options may have defaults. Whatever has ranks that first
- * add up within their host is not meant. */
+/* 1: direct that sends every value as it is, fp32 or bf16, and sums as well. Options may have defaults. */
 int tagc_reducer_options_are_whole(const tagc_reducer_options *options);
 /* Makes them so. */
 void tagc_reducer_options_send_whole(tagc_reducer_options *options, int format);
@@ -55,8 +59,7 @@ void tagc_reducer_options_resolve(tagc_reducer_options *options);
 /* Resets fields that do not apply to options->exchange. For templates that several exchanges are made from. */
 void tagc_reducer_options_prune(tagc_reducer_options *options);
 
-/* Local checks of everything that one rank can see. *out: the options with defaults resolved (sparsity, format, block, a
- * gatherer's ranks_per_host); out->paper is NULL. own (TAGC_OWN_MAX_BYTES): those that the exchange has beside them. */
+/* Local checks of everything that one rank can see. *out: the options with defaults resolved (sparsity, format, block); out->paper is NULL. own (TAGC_OWN_MAX_BYTES): those that the exchange has beside them. */
 tagc_status tagc_reducer_options_check(const tagc_reducer_options *options, int world_size,
                                        tagc_reducer_options *out, void *own);
 /* TAGC_ERR_ARGUMENT if checked options differ in what a reducer cannot change. */

@@ -35,8 +35,7 @@ void tagc_reducer_place(tagc_reducer *r, tagc_arena *arena) {
 /* direct works row by row. Where it sends no sums back, the last row is encoded before the first sum is written. Sums of its path for
  * whole values take the place of the gradient, chunk by chunk, once that has been sent. */
 static void place_fed_arrays(tagc_reducer *r, tagc_arena *work) {
-    size_t n = (size_t)r->options.n_elems,
-           n_output = (size_t)r->exchange->output_elems(&r->options, r->world_size);
+    size_t n = (size_t)r->options.n_elems, n_output = (size_t)tagc_output_elems(&r->options, r->world_size);
     int is_by_row = r->exchange->runner != NULL, is_shard = r->options.output == TAGC_OUTPUT_SHARD;
     void *gradient = is_by_row ? NULL : tagc_arena_take(work, n, tagc_reducer_gradient_bytes(r));
     int is_in_place = r->exchange->overlap == TAGC_OVERLAP_ROWS && r->options.gradient == TAGC_FORMAT_FP32;
@@ -154,7 +153,7 @@ int tagc_stored_format(const tagc_reducer_options *options) {
 
 tagc_status tagc_reducer_make_residual(tagc_reducer *r) {
     void *memory;
-    uint64_t n = r->exchange->residual_elems(&r->options, r->world_size), n_bytes;
+    uint64_t n = r->exchange->residual_elems(&r->options), n_bytes;
     if (n == 0) return TAGC_OK;
     r->row_bytes = tagc_residual_bytes(r->residual_format, r->shard);
     if (__builtin_mul_overflow(n / r->shard, (uint64_t)r->row_bytes, &n_bytes) || n_bytes > SIZE_MAX)
@@ -187,9 +186,6 @@ static tagc_status check_runner(const tagc_reducer *r, const tagc_runner *runner
     if (!r->exchange->runner)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is %s, but %s support only direct",
                          tagc_exchange_names[r->options.exchange], runner->name);
-    if (r->options.ranks_per_host != 1)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "ranks_per_host is %d, must be 1 with %s",
-                         r->options.ranks_per_host, runner->name);
     if (r->n_given != r->options.n_elems)
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
                          "n_elems is %llu, must be a multiple of the world size %d with %s",
@@ -310,7 +306,7 @@ void tagc_reducer_set_name(tagc_reducer *r, const char *name) {
 /* ---- a step ---- */
 
 static size_t n_rows_of_output(const tagc_reducer *r) {
-    return (size_t)(r->exchange->output_elems(&r->options, r->world_size) / r->shard);
+    return (size_t)(tagc_output_elems(&r->options, r->world_size) / r->shard);
 }
 
 static void start_fed(tagc_reducer *r) {
@@ -378,8 +374,7 @@ static void finish(tagc_reducer *r) {
     if (r->exchange->end) r->exchange->end(r, 1);
     if (r->feed) end_fed(r);
     give_work(r);
-    uint64_t n_selected_from = r->options.n_elems / (uint64_t)r->options.ranks_per_host;
-    stats->sparsity = 1.0 - (double)stats->n_sent / (double)n_selected_from;
+    stats->sparsity = 1.0 - (double)stats->n_sent / (double)r->options.n_elems;
     stats->total_s = tagc_clock_s() - r->now.start_s;
 }
 
@@ -446,8 +441,7 @@ static int overlap(const void *a, uint64_t n_bytes_a, const void *b, uint64_t n_
  * the own one. */
 static int may_overlap(const tagc_reducer *r, const void *gradient, const float *output) {
     const tagc_reducer_options *o = &r->options;
-    tagc_overlap allowed =
-        r->arrays->is_here && o->ranks_per_host == 1 ? r->exchange->overlap : TAGC_OVERLAP_NONE;
+    tagc_overlap allowed = r->arrays->is_here ? r->exchange->overlap : TAGC_OVERLAP_NONE;
     int is_fp32 = o->gradient == TAGC_FORMAT_FP32, is_shard = o->output == TAGC_OUTPUT_SHARD;
     if (allowed == TAGC_OVERLAP_NONE) return 0;
     if (is_shard && allowed == TAGC_OVERLAP_ANYWHERE) return 1;
@@ -456,7 +450,7 @@ static int may_overlap(const tagc_reducer *r, const void *gradient, const float 
 }
 
 uint64_t tagc_reducer_given_output(const tagc_reducer *r) {
-    uint64_t n = r->exchange->output_elems(&r->options, r->world_size);
+    uint64_t n = tagc_output_elems(&r->options, r->world_size);
     size_t first = r->options.output == TAGC_OUTPUT_SHARD ? (size_t)r->rank * r->shard : 0;
     return r->n_given == r->options.n_elems ? n : given_of(r, first, (size_t)n);
 }
@@ -468,9 +462,7 @@ tagc_status tagc_reducer_check_lengths(const tagc_reducer *r, uint64_t n_gradien
     if (n_output != tagc_reducer_given_output(r))
         return tagc_fail(TAGC_ERR_ARGUMENT, "n_output is %llu, must be %llu: %s of %llu values",
                          (unsigned long long)n_output, (unsigned long long)tagc_reducer_given_output(r),
-                         r->options.output == TAGC_OUTPUT_SHARD  ? "this rank's shard"
-                         : r->options.output == TAGC_OUTPUT_UNIT ? "the whole unit"
-                                                                 : "this rank's part, output is host_shard,",
+                         r->options.output == TAGC_OUTPUT_SHARD ? "this rank's shard" : "the whole unit",
                          (unsigned long long)r->n_given);
     return TAGC_OK;
 }

@@ -48,7 +48,7 @@ struct tagc_reducer {
     float scale;         /* of the sum: 1 or 1/W */
     tagc_pool *pool;     /* NULL with one thread */
     tagc_spares *spares; /* NULL where there is no residual */
-    void *residual;      /* (n_rows, row_bytes): W rows of a shard, of direct one per host; or NULL */
+    void *residual;      /* (W, row_bytes): rows of a shard; or NULL */
     uint64_t n_residual; /* values in it */
     int residual_format; /* tagc_format; a row is as codec/residual.h says */
     size_t row_bytes;

@@ -255,7 +255,7 @@ static tagc_status check_saved(const tagc_reducer *r, const tagc_wire_header *he
     s->format = header->coding;
     s->row_bytes = tagc_residual_bytes(s->format, r->shard);
     uint64_t n_rows = tagc_reducer_n_rows(r);
-    TAGC_TRY(expect("number of rows", header->n_items, n_rows)); /* another ranks_per_host */
+    TAGC_TRY(expect("number of rows", header->n_items, n_rows)); /* 0 without a residual */
     if (header->k != r->shard || header->body_bytes != n_rows * s->row_bytes)
         return tagc_fail(TAGC_ERR_CORRUPT, "saved residual: %llu bytes are not %llu rows of %zu values in %s",
                          (unsigned long long)header->body_bytes, (unsigned long long)n_rows, r->shard,

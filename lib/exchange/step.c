@@ -18,9 +18,8 @@ double tagc_phase_end(tagc_reducer *r, tagc_phase phase, double start_s) {
 }
 
 static tagc_lane lane_of(int round) {
-    static const tagc_lane lanes[TAGC_N_ROUNDS] = {TAGC_LANE_REDUCE,   TAGC_LANE_REDUCE_2,
-                                                   TAGC_LANE_REDUCE_3, TAGC_LANE_REDUCE_4,
-                                                   TAGC_LANE_REDUCE_5, TAGC_LANE_REDUCE_6};
+    static const tagc_lane lanes[TAGC_N_ROUNDS] = {TAGC_LANE_REDUCE, TAGC_LANE_REDUCE_2, TAGC_LANE_REDUCE_3,
+                                                   TAGC_LANE_REDUCE_4, TAGC_LANE_REDUCE_5};
     return lanes[round];
 }
 

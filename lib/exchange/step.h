@@ -1,6 +1,6 @@
 /* A step in progress: its actions, its messages, its statistics, and the agreement that it succeeded.
  *
- * Rounds. A step sends its messages in up to six rounds, each on a lane of its own. When a step will post nothing more in a
+ * Rounds. A step sends its messages in up to five rounds, each on a lane of its own. When a step will post nothing more in a
  * round, the next step may. So several steps are in progress at once, and all ranks post the messages of a lane in the same
  * order, step after step. */
 #ifndef TAGC_EXCHANGE_STEP_H
@@ -14,7 +14,7 @@
 
 typedef struct tagc_reducer tagc_reducer;
 
-enum { TAGC_N_ROUNDS = 6, TAGC_NO_ROUND = TAGC_N_ROUNDS };
+enum { TAGC_N_ROUNDS = 5, TAGC_NO_ROUND = TAGC_N_ROUNDS };
 
 /* A ticket with its own arrays. */
 typedef struct tagc_message {

@@ -12,11 +12,6 @@ void tagc_volume_add(tagc_volume *v, tagc_leg leg, double n_bytes) {
     v->n_transfers[leg]++;
 }
 
-void tagc_volume_add_within(tagc_volume *v, tagc_leg leg, double n_bytes) {
-    tagc_volume_add(v, leg, n_bytes);
-    v->n_within_bytes[leg] += n_bytes;
-}
-
 /* Lays out a reducer without memory. The caller destroys r->state. *arena receives the bytes of its buffers, *work those of a step. */
 static tagc_status lay_out(const tagc_reducer_options *options, int world_size, int rank, tagc_reducer *r,
                            tagc_arena *arena, tagc_arena *work) {
@@ -59,15 +54,9 @@ tagc_status tagc_gatherer_volume(const tagc_gatherer_options *options, int world
     tagc_gatherer g = {0};
     tagc_arena arena = {0}, work = {0};
     TAGC_TRY(tagc_gatherer_lay_out(&g, options, world_size, 0, &arena, &work));
-    int n_hosts = g.n_rows / g.per_host;
-    double n_bytes = (double)tagc_gatherer_message_bytes(&g), n_beside = g.per_host - 1,
-           n_across = n_hosts - 1;
-    tagc_volume_add(out, TAGC_LEG_GATHER, (n_across + n_beside) * n_bytes);
-    for (int i = 0; i < g.n_relays; i++) tagc_volume_add(out, TAGC_LEG_GATHER, n_beside * n_bytes);
-    if (!g.options.within_host) out->n_within_bytes[TAGC_LEG_GATHER] = (n_across + 1) * n_beside * n_bytes;
-    out->word_bytes = tagc_gatherer_has_words(&g) ? sizeof(tagc_gather_word) : 0;
-    out->n_bytes[TAGC_LEG_GATHER] += (g.n_rows - 1) * out->word_bytes;
-    if (!g.options.within_host) out->n_within_bytes[TAGC_LEG_GATHER] += n_beside * out->word_bytes;
+    size_t n_bytes =
+        tagc_gatherer_message_bytes(&g) + (tagc_gatherer_has_words(&g) ? sizeof(tagc_gather_word) : 0);
+    tagc_volume_add(out, TAGC_LEG_GATHER, (world_size - 1) * (double)n_bytes);
     return TAGC_OK;
 }
 
@@ -80,7 +69,7 @@ tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_s
     tagc_reducer r;
     tagc_arena arena, work;
     TAGC_TRY(lay_out(options, world_size, 0, &r, &arena, &work));
-    uint64_t n = r.exchange->residual_elems(&r.options, world_size);
+    uint64_t n = r.exchange->residual_elems(&r.options);
     uint64_t bodies = 0, residual = n / r.shard * tagc_residual_bytes(r.residual_format, r.shard);
     int n_spares =
         n ? tagc_comm_n_spares(residual, n_before + 1) - tagc_comm_n_spares(residual, n_before) : 0;

@@ -22,9 +22,7 @@ typedef struct tagc_volume_data {
 
 typedef struct tagc_volume {
     double n_bytes[TAGC_N_LEGS]; /* bytes to all other ranks together; a whole number if n_union is given */
-    double n_within_bytes[TAGC_N_LEGS]; /* of these, to ranks of the own host (two levels) */
-    uint64_t n_transfers[TAGC_N_LEGS];  /* posted, whatever the number of their messages */
-    double word_bytes;  /* gathers of rows without a header: to each other rank beside a row, not relayed */
+    uint64_t n_transfers[TAGC_N_LEGS]; /* posted, whatever the number of their messages */
     int n_parcels;      /* direct: messages with fragments; there are as many for the rests of bodies */
     double eager_bytes; /* direct: bytes of the front */
     size_t chunk_elems; /* direct that sends whole values: elements of a chunk; else 0 */
@@ -32,9 +30,8 @@ typedef struct tagc_volume {
     int sketching;      /* a sketch that selects everything sends no cells */
 } tagc_volume;
 
-/* Adds one transfer, to ranks anywhere or to ranks of the own host. */
+/* Adds one transfer. */
 void tagc_volume_add(tagc_volume *volume, tagc_leg leg, double n_bytes);
-void tagc_volume_add_within(tagc_volume *volume, tagc_leg leg, double n_bytes);
 
 /* Bytes that `rank` sends in one step if all values are finite and far from overflow. data may be NULL where all values are sent. Returns
  * TAGC_ERR_ARGUMENT or TAGC_ERR_UNSUPPORTED if tagc_reducer_create would. */

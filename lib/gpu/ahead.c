@@ -1,6 +1,7 @@
 /* See ahead.h. */
 #include "gpu/ahead.h"
 #include "core/memory.h"
+#include "exchange/options.h"
 
 #include <string.h>
 
@@ -9,11 +10,11 @@ static tagc_direct *direct_of(const tagc_ahead *a) {
 }
 
 static int n_ranks(const tagc_ahead *a) {
-    return direct_of(a)->n_hosts; /* there is one rank per host */
+    return a->reducer->world_size;
 }
 
 static int own_rank(const tagc_ahead *a) {
-    return direct_of(a)->host;
+    return a->reducer->rank;
 }
 
 static int returns_sums(const tagc_ahead *a) {
@@ -67,7 +68,7 @@ void tagc_ahead_destroy(tagc_ahead *a) {
 
 tagc_status tagc_ahead_create(tagc_queue *queue, tagc_reducer *r, tagc_ahead **out) {
     const tagc_direct *d = tagc_direct_of(r);
-    size_t n = (size_t)d->n_hosts, rows_at = tagc_aligned(sizeof(tagc_ahead)),
+    size_t n = (size_t)r->world_size, rows_at = tagc_aligned(sizeof(tagc_ahead)),
            bodies_at = rows_at + tagc_aligned(n * sizeof(tagc_batch_row));
     void *memory;
     *out = NULL;
@@ -183,7 +184,7 @@ tagc_status tagc_ahead_put_out(tagc_ahead *a, int b, const gpu_room *room, uint6
     a->steps[b].gradient = gradient;
     a->steps[b].output = output;
     for (int t = 0; t < n; t++) {
-        int rank = tagc_host_to(direct_of(a), t);
+        int rank = tagc_partner_to(a->reducer, t);
         a->rows[t] =
             row_to_encode(a, b, rank, gradient_of(a, b, rank), &a->fragment, body_in(a, room->there, rank));
     }
@@ -246,7 +247,7 @@ tagc_status tagc_ahead_put_back(tagc_ahead *a, int b, const gpu_room *room) {
     const tagc_reducer *r = a->reducer;
     const tagc_runs_maker *runs = a->queue->kernels->maker->runs;
     void *stream = a->queue->back;
-    size_t n_output = (size_t)r->exchange->output_elems(&r->options, r->world_size);
+    size_t n_output = (size_t)tagc_output_elems(&r->options, r->world_size);
     TAGC_TRY(copy_received(a, room, returns_sums(a), stream));
     if (returns_sums(a)) TAGC_TRY(decode(a, b, room, stream));
     return tagc_batches_check(r, runs->settle(&orders_in(room->there)->is_void, r->residual, spare_of(a, b),
@@ -330,14 +331,14 @@ static tagc_status check_length(const tagc_ahead *a, const tagc_encoded *encoded
 
 static void take_body(tagc_reducer *r, int t, tagc_encoded *out) {
     const tagc_ahead *a = tagc_ahead_of(r);
-    int rank = tagc_host_to(direct_of(a), t);
+    int rank = tagc_partner_to(a->reducer, t);
     const tagc_encoded *encoded = &results_in(a, a->room.here)[t].encoded;
     tagc_status status = check_length(a, encoded);
     tagc_note_failure(r, status);
     if (status != TAGC_OK) return;
     *out = *encoded;
     if (rank != own_rank(a)) /* the own one stays where it is */
-        memcpy(tagc_direct_row_out(direct_of(a), t) + TAGC_WIRE_HEADER_BYTES, body_in(a, a->room.here, rank),
+        memcpy(tagc_direct_row_out(r, t) + TAGC_WIRE_HEADER_BYTES, body_in(a, a->room.here, rank),
                encoded->n_bytes);
 }
 
@@ -356,8 +357,8 @@ static int give(tagc_ahead *a, size_t own_bytes) {
     return 1;
 }
 
-static void give_bodies(tagc_reducer *r, int first, int end_host) {
-    (void)first, (void)end_host; /* all of them */
+static void give_bodies(tagc_reducer *r, int first, int end) {
+    (void)first, (void)end; /* all of them */
     tagc_ahead *a = tagc_ahead_of(r);
     if (!a) return;
     int is_plain = returns_sums(a);

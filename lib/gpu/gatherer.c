@@ -40,7 +40,7 @@ static int *results_of(const gatherer_on *on) {
 }
 
 static size_t bodies_begin(const tagc_gatherer *g) {
-    return tagc_aligned((size_t)g->n_rows * sizeof(int));
+    return tagc_aligned((size_t)g->world_size * sizeof(int));
 }
 
 static size_t body_at(const tagc_gatherer *g, int row) {
@@ -74,7 +74,7 @@ static const tagc_delta_kind kinds[N_BATCHES] = {TAGC_DELTA_ENCODE, TAGC_DELTA_A
 
 /* Made for the largest sizes; each run sets the arrays. */
 static size_t shape_rows(const tagc_gatherer *g, int batch) {
-    size_t n = batch == APPLY_OTHERS ? (size_t)g->n_rows - 1 : 1;
+    size_t n = batch == APPLY_OTHERS ? (size_t)g->world_size - 1 : 1;
     for (size_t i = 0; i < n; i++) on_of(g)->rows[i] = (tagc_delta_row){.bits = g->bits, .n = g->shard};
     return n;
 }
@@ -96,7 +96,7 @@ static tagc_status make_batches(tagc_gatherer *g) {
 }
 
 static void place(tagc_gatherer *g, tagc_arena *arena) {
-    on_of(g)->rows = tagc_arena_take(arena, (size_t)g->n_rows, sizeof *on_of(g)->rows);
+    on_of(g)->rows = tagc_arena_take(arena, (size_t)g->world_size, sizeof *on_of(g)->rows);
     on_of(g)->piece = tagc_arena_take(arena, PIECE_ELEMS, sizeof *on_of(g)->piece);
 }
 
@@ -116,7 +116,7 @@ static tagc_status make(tagc_gatherer *g) {
     arena = (tagc_arena){.base = on->arena};
     place(g, &arena);
     on->stride = tagc_aligned(body_bytes(g));
-    on->n_bytes = body_at(g, g->n_rows);
+    on->n_bytes = body_at(g, g->world_size);
     TAGC_TRY(k->arrays.heap.create(k, on->n_bytes, "bodies", &memory));
     on->memory = memory;
     size_t work_bytes = 0;
@@ -152,9 +152,9 @@ static tagc_status run(tagc_gatherer *g, int batch) {
 
 static tagc_status encode_delta(tagc_gatherer *g, uint8_t *body, int *nonfinite) {
     tagc_kernels *k = kernels_of(g);
-    size_t begin = body_at(g, g->row), n_bytes = body_bytes(g);
+    size_t begin = body_at(g, g->rank), n_bytes = body_bytes(g);
     TAGC_TRY(make_batches(g));
-    on_of(g)->rows[0] = row_of(g, g->row);
+    on_of(g)->rows[0] = row_of(g, g->rank);
     TAGC_TRY(run(g, ENCODE));
     TAGC_TRY(tagc_kernels_copy(k, k->pinned, on_of(g)->memory, sizeof(int), TAGC_COPY_TO_HOST));
     TAGC_TRY(tagc_kernels_copy(k, k->pinned + begin, on_of(g)->memory + begin, n_bytes, TAGC_COPY_TO_HOST));
@@ -178,16 +178,16 @@ static tagc_status apply(tagc_gatherer *g, int n_rows) {
         const tagc_row *row = &g->decoded[i];
         int at = place_of(g, row);
         if (row->is_void) continue;
-        if (at != g->row) memcpy(k->pinned + body_at(g, at), row->body, n_bytes);
+        if (at != g->rank) memcpy(k->pinned + body_at(g, at), row->body, n_bytes);
         on_of(g)->rows[n++] = row_of(g, at);
     }
     for (int i = 0; i < n_rows; i++) {
         size_t begin = body_at(g, place_of(g, &g->decoded[i]));
-        if (!g->decoded[i].is_void && place_of(g, &g->decoded[i]) != g->row)
+        if (!g->decoded[i].is_void && place_of(g, &g->decoded[i]) != g->rank)
             TAGC_TRY(tagc_kernels_copy(k, on_of(g)->memory + begin, k->pinned + begin, n_bytes,
                                        TAGC_COPY_TO_DEVICE));
     }
-    if (n > 1 && n == g->n_rows - 1) {
+    if (n > 1 && n == g->world_size - 1) {
         TAGC_TRY(run(g, APPLY_OTHERS));
     } else {
         for (int i = 0; i < n; i++) {

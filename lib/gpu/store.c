@@ -198,7 +198,7 @@ tagc_status tagc_store_expect(tagc_store *store, const tagc_comm *comm, const ta
         TAGC_TRY(tagc_reducer_options_check(&options[i], world_size, &checked, own));
         if (checked.exchange != TAGC_EXCHANGE_DIRECT || tagc_is_without_residual(&checked)) continue;
         size_t shard = (size_t)(checked.n_elems / (uint64_t)world_size);
-        size_t n_kept = (size_t)tagc_exchange_of(checked.exchange)->residual_elems(&checked, world_size);
+        size_t n_kept = (size_t)tagc_exchange_of(checked.exchange)->residual_elems(&checked);
         n_bytes += tagc_aligned(n_kept / shard * tagc_residual_bytes(tagc_stored_format(&checked), shard));
     }
     if (n_bytes > store->n_expected) store->n_expected = n_bytes;

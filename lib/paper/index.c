@@ -429,21 +429,16 @@ static tagc_status start(tagc_reducer *r) {
 
 /* ---- the table ---- */
 
-static uint64_t residual_elems(const tagc_reducer_options *options, int world_size) {
-    (void)world_size;
+static uint64_t residual_elems(const tagc_reducer_options *options) {
     return options->n_elems;
-}
-
-static uint64_t output_elems(const tagc_reducer_options *options, int world_size) {
-    return options->output != TAGC_OUTPUT_SHARD ? options->n_elems : options->n_elems / (uint64_t)world_size;
 }
 
 /* They differ in how the values travel (choose_coder), and in nothing else. */
 #define TABLE(exchange)                                                                                      \
     {                                                                                                        \
         .id = (exchange), .state_bytes = sizeof(tagc_paper), .own_options = &tagc_paper_own_options,         \
-        .residual_elems = residual_elems, .output_elems = output_elems, .place = place,                      \
-        .place_work = tagc_place_no_work, .start = start, .volume = tagc_paper_volume                        \
+        .residual_elems = residual_elems, .place = place, .place_work = tagc_place_no_work, .start = start,  \
+        .volume = tagc_paper_volume                                                                          \
     }
 
 const tagc_exchange_table tagc_exchange_packed = TABLE(TAGC_EXCHANGE_PACKED);

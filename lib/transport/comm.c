@@ -112,19 +112,12 @@ static tagc_status start_ticket(tagc_comm *comm, tagc_ticket *ticket) {
     return comm->ops->start(comm->context, transfer, &ticket->request);
 }
 
-/* Starts the tickets that wait for nothing, in the order of posting, up to the first failure. Returns 1 if there was any. */
-static int start_ready(tagc_comm *comm, tagc_ticket **waiting, tagc_ticket **active) {
-    uint32_t held_lanes = 0;
+/* Starts the tickets that were posted, in that order, up to the first failure. Returns 1 if there was any. */
+static int start_posted(tagc_comm *comm, tagc_ticket **waiting, tagc_ticket **active) {
     int n_started = 0;
     while (*active) active = &(*active)->next;
     while (*waiting) {
         tagc_ticket *ticket = *waiting;
-        uint32_t lane = 1u << ticket->transfer.lane;
-        if ((held_lanes & lane) || (ticket->after && ticket->after->state != TICKET_DONE)) {
-            held_lanes |= lane;
-            waiting = &ticket->next;
-            continue;
-        }
         *waiting = ticket->next;
         ticket->next = NULL;
         *active = ticket;
@@ -254,7 +247,7 @@ static void *comm_main(void *arg) {
             fail_all(comm, active, waiting);
             active = waiting = NULL;
         } else {
-            started = start_ready(comm, &waiting, &active);
+            started = start_posted(comm, &waiting, &active);
         }
         pthread_mutex_lock(&comm->lock);
         if (!active || comm->broken != TAGC_OK) continue;

@@ -19,16 +19,15 @@ typedef enum tagc_lane {
     TAGC_LANE_REDUCE = 0,
     TAGC_LANE_GATHER = 1,
     TAGC_LANE_CONTROL = 2,
-    TAGC_LANE_RELAY = 3, /* relays what a gather received to the ranks of the same host */
+    TAGC_LANE_RESTS = 3, /* of bodies of a gather that are longer than expected */
     /* Each kind of transfer in a reducer's step has a lane, so that transfers of several steps can be in progress. */
     TAGC_LANE_REDUCE_2 = 4,
     TAGC_LANE_REDUCE_3 = 5,
     TAGC_LANE_REDUCE_4 = 6,
-    TAGC_LANE_REDUCE_5 = 7,
-    TAGC_LANE_REDUCE_6 = 8
+    TAGC_LANE_REDUCE_5 = 7
 } tagc_lane;
-#define TAGC_ALL_LANES 0x1ffu /* a set of lanes: bit l is lane l */
-enum { TAGC_N_LANES = 9 };
+#define TAGC_ALL_LANES 0xffu /* a set of lanes: bit l is lane l */
+enum { TAGC_N_LANES = 8 };
 
 /* One transfer. The poster fills the first part. The ticket's memory must stay until tagc_comm_wait returns. */
 typedef struct tagc_ticket {
@@ -38,10 +37,6 @@ typedef struct tagc_ticket {
     uint64_t part_sent, part_received;
     uint64_t tag;            /* for events */
     const tagc_identity *of; /* the reducer or gatherer, for messages; NULL: neither */
-    /* NULL, or a ticket posted before. This ticket, and later ones on its lane, start when that ticket is complete. So
-     * it can send what that ticket received without a thread that waits. The earlier ticket must stay until this one
-     * is waited for. */
-    const struct tagc_ticket *after;
     /* filled by the comm: */
     uint64_t n_bytes_sent, n_bytes_received; /* to and from other ranks */
     tagc_status status;
@@ -91,7 +86,7 @@ typedef struct tagc_task {
 
 void tagc_comm_submit(tagc_comm *comm, tagc_task *task);
 /* Like _submit, but if the comm has lanes the task runs on a second worker, so that gathers and reducers do not wait for
- * each other's codec. Its tasks post on TAGC_LANE_GATHER and TAGC_LANE_RELAY only. */
+ * each other's codec. Its tasks post on TAGC_LANE_GATHER and TAGC_LANE_RESTS only. */
 void tagc_comm_submit_gather(tagc_comm *comm, tagc_task *task);
 /* Returns the task's status; sets the caller's text. */
 tagc_status tagc_comm_join(tagc_comm *comm, tagc_task *task);

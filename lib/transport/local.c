@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { N_LANES = 9 };
+enum { N_LANES = 8 };
 
 typedef enum part_state {
     PART_DONE = 0,

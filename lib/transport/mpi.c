@@ -21,7 +21,7 @@ static const uint64_t default_piece_bytes = (uint64_t)1 << 18, largest_piece_byt
 static const double window_s = 5e-3;
 static const int least_window = 4, largest_window = 256; /* pieces */
 
-enum { TEXT_BYTES = 256, N_LANES = 9, FAREWELL_TAG = N_LANES, REASON_BYTES = 400 };
+enum { TEXT_BYTES = 256, N_LANES = 8, FAREWELL_TAG = N_LANES, REASON_BYTES = 400 };
 
 /* What a rank sends to its peers when its comm breaks. Once it has begun to leave, it stays in memory: MPI may not let go of it. */
 typedef struct farewell {

@@ -1,7 +1,7 @@
 /* Checks of transfers before they reach a transport. */
 #include "transport/comm_private.h"
 
-enum { N_LANES = 9 };
+enum { N_LANES = 8 };
 
 const tagc_part *tagc_find_part(const tagc_part *parts, uint32_t n_parts, int peer) {
     uint32_t low = 0, high = n_parts;

@@ -160,33 +160,37 @@ static tagc_status agree_over(tagc_comm *comm, tagc_status status, int *is_cut_o
     return agreed;
 }
 
-static int is_cut_off(const tagc_model *model) {
-    return model->within && (tagc_comm_is_broken(model->between) || tagc_comm_is_broken(model->within));
+static int is_cut_off(tagc_comm *within, tagc_comm *between) {
+    return within && (tagc_comm_is_broken(between) || tagc_comm_is_broken(within));
 }
 
 /* Where one comm of a host is broken, its ranks cannot go on in any, and others would wait for them there. */
-static tagc_status share(const tagc_model *model, tagc_status status, int is_any_cut_off) {
-    if (status == TAGC_OK || !model->within || !(is_any_cut_off || is_cut_off(model))) return status;
-    if (!tagc_comm_is_broken(model->between)) (void)tagc_comm_give_up(model->between, status, -1);
-    if (!tagc_comm_is_broken(model->within)) (void)tagc_comm_give_up(model->within, status, -1);
+static tagc_status share(tagc_comm *within, tagc_comm *between, tagc_status status, int is_any_cut_off) {
+    if (status == TAGC_OK || !within || !(is_any_cut_off || is_cut_off(within, between))) return status;
+    if (!tagc_comm_is_broken(between)) (void)tagc_comm_give_up(between, status, -1);
+    if (!tagc_comm_is_broken(within)) (void)tagc_comm_give_up(within, status, -1);
     return status;
 }
 
 tagc_status tagc_model_share(const tagc_model *model, tagc_status status) {
-    return share(model, status, 0);
+    return share(model->within, model->between, status, 0);
+}
+
+tagc_status tagc_levels_agree(tagc_comm *within, tagc_comm *between, tagc_status status) {
+    int is_any = is_cut_off(within, between);
+    status = agree_over(between, status, &is_any);
+    if (within) status = agree_over(within, status, &is_any);
+    return share(within, between, status, is_any);
 }
 
 tagc_status tagc_model_agree(const tagc_model *model, tagc_status status) {
-    int is_any = is_cut_off(model);
-    status = agree_over(model->between, status, &is_any);
-    if (model->within) status = agree_over(model->within, status, &is_any);
-    return share(model, status, is_any);
+    return tagc_levels_agree(model->within, model->between, status);
 }
 
 tagc_status tagc_model_agree_within(const tagc_model *model, tagc_status status) {
-    int is_any = is_cut_off(model);
+    int is_any = is_cut_off(model->within, model->between);
     if (model->within) status = agree_over(model->within, status, &is_any);
-    return share(model, status, is_any);
+    return share(model->within, model->between, status, is_any);
 }
 
 /* Ranks compare a checksum, so that the message is small; the first tensor that differs is not known then, but its rank is. */

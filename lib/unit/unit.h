@@ -335,7 +335,8 @@ tagc_status tagc_model_take_up(tagc_model *model);
 
 /* TAGC_ERR_STATE if a unit is under way. */
 tagc_status tagc_model_check_idle(const tagc_model *model, const char *what);
-/* Every rank passes its status; all return the same failure. Over both comms. */
+/* Every rank passes its status; all return the same failure. Over both comms; `within` may be NULL. */
+tagc_status tagc_levels_agree(tagc_comm *within, tagc_comm *between, tagc_status status);
 tagc_status tagc_model_agree(const tagc_model *model, tagc_status status);
 /* TAGC_ERR_MISMATCH on all ranks unless all pass the same checksum; what: a sentence's end, see model.c. Collective. */
 tagc_status tagc_model_compare(tagc_model *model, uint64_t sum, const char *what);

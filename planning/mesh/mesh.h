@@ -116,4 +116,9 @@ typedef struct tagc_mesh_reply {
 /* On failure reply->why names the field, its value and what is allowed. */
 TAGC_API tagc_status tagc_plan_mesh(const tagc_mesh_question *question, tagc_mesh_reply *reply);
 
+/* Returns the seconds of a step of a pipeline with a stage on each rank, GPIPE or 1F1B. compute_s: of a micro-batch in a stage;
+ * forward_s, backward_s: of a message to the next stage and to the one before. */
+TAGC_API double tagc_plan_pipeline_s(int schedule, int n_stages, int n_micro_batches, double compute_s,
+                                     double forward_s, double backward_s);
+
 #endif

@@ -70,6 +70,25 @@ double tagc_mesh_bubble(const tagc_mesh_question *q) {
     return q->schedule == TAGC_MESH_ZERO_BUBBLE ? idle / (3 * n) : idle / n;
 }
 
+/* Of a stage's computing. */
+static const double backward_share = 2.0 / 3;
+
+/* All micro-batches in one direction, one behind the other, at the pace of what takes longest, a stage or a message. */
+static double sweep_s(int n_stages, int n_micro_batches, double stage_s, double message_s) {
+    return n_stages * stage_s + (n_stages - 1) * message_s + (n_micro_batches - 1) * fmax(stage_s, message_s);
+}
+
+/* 1F1B: as many micro-batches are under way as there are stages, and each passes all stages and messages both ways before its place is
+ * free again. */
+double tagc_plan_pipeline_s(int schedule, int n_stages, int n_micro_batches, double compute_s,
+                            double forward_s, double backward_s) {
+    if (schedule == TAGC_MESH_GPIPE)
+        return sweep_s(n_stages, n_micro_batches, (1 - backward_share) * compute_s, forward_s) +
+               sweep_s(n_stages, n_micro_batches, backward_share * compute_s, backward_s);
+    double whole = n_stages * compute_s + (n_stages - 1) * (forward_s + backward_s);
+    return whole + (n_micro_batches - 1) * fmax(whole / n_stages, fmax(forward_s, backward_s));
+}
+
 /* Chunks whose activations rank `at` of the pipeline holds at once, each of one micro-batch. */
 static double chunks_in_flight(const tagc_mesh_question *q, int at) {
     double n = q->n_pipeline, v = q->n_stages_per_rank, all = v * q->n_micro_batches, held = all;

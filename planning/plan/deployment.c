@@ -4,6 +4,7 @@
 #include "core/status.h"
 #include "exchange/options.h"
 #include "transport/work.h"
+#include "unit/gather.h"
 #include "unit/unit.h"
 #include <math.h>
 #include <stdlib.h>
@@ -62,9 +63,12 @@ tagc_status tagc_setup_check(const tagc_setup *s) {
 
 /* ---- reductions ---- */
 
+double tagc_reduction_bytes(const tagc_reduction *r, int leg) {
+    return r->volume.n_bytes[leg] + r->within.n_bytes[leg];
+}
+
 double tagc_reduction_remote(const tagc_reduction *r, int leg) {
-    double within = r->volume.n_within_bytes[leg];
-    return (r->volume.n_bytes[leg] - within) * r->remote_share + within * r->within_share;
+    return r->volume.n_bytes[leg] * r->remote_share + r->within.n_bytes[leg] * r->within_share;
 }
 
 double tagc_reduction_decoded(const tagc_reduction *r) {
@@ -87,58 +91,33 @@ static void find_shares(const tagc_setup *s, int per_group, double *within, doub
     *across = n_groups > 1 ? (double)(n_groups - n_near) / (n_groups - 1) : 0;
 }
 
-static void add_volume(tagc_volume *to, const tagc_volume *from, int is_within) {
-    for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
-        to->n_bytes[leg] += from->n_bytes[leg];
-        to->n_transfers[leg] += from->n_transfers[leg];
-        if (is_within) to->n_within_bytes[leg] += from->n_bytes[leg];
-    }
-}
-
-/* As lib/unit: the ranks of a host add up, rows of the sums are encoded and go to the ranks of their place, and where all ranks get all
- * sums, those of a host send each other theirs. */
-static tagc_status count_two_levels(tagc_reduction *r, const tagc_volume_data *data) {
-    int per_host = r->options.ranks_per_host, n_hosts = r->n_ranks / per_host;
-    tagc_reducer_options within, between = r->options;
-    tagc_volume volume;
-    tagc_reducer_options_init(&within);
-    within.n_elems = r->options.n_elems;
-    within.sparsity = 0;
-    within.format = r->options.format == TAGC_FORMAT_FP32 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
-    between.ranks_per_host = 1;
-    between.n_elems /= (uint64_t)per_host;
-    if (between.output != TAGC_OUTPUT_SHARD) between.output = TAGC_OUTPUT_UNIT;
-    if (r->is_dense) tagc_reducer_options_send_whole(&between, between.format);
-    TAGC_TRY(tagc_reducer_volume(&between, n_hosts, 0, data, &r->volume));
-    TAGC_TRY(tagc_reducer_volume(&within, per_host, 0, NULL, &volume));
-    add_volume(&r->volume, &volume, 1);
-    if (r->options.output != TAGC_OUTPUT_UNIT) return TAGC_OK;
-    volume = (tagc_volume){0};
-    tagc_volume_add(&volume, TAGC_LEG_RESULT, (per_host - 1) * sizeof(float) * (double)between.n_elems);
-    add_volume(&r->volume, &volume, 1);
-    return TAGC_OK;
-}
-
 /* Sets densities and volume of a reduction whose options and ranks are set. What was measured or given of densities belongs
  * to the engine's sparsity; other reductions are taken as if ranks chose independently. */
 static tagc_status count_reduction(const tagc_setup *s, tagc_reduction *r) {
     int is_the_engines = r->options.sparsity == s->engine.reducer.sparsity;
-    int n_senders = r->n_ranks / r->options.ranks_per_host;
     r->sent_density = is_the_engines && s->sent_density > 0 ? s->sent_density : 1 - r->options.sparsity;
     r->union_density =
-        is_the_engines && s->union_density >= 0 ? s->union_density : 1 - pow(1 - r->sent_density, n_senders);
+        is_the_engines && s->union_density >= 0 ? s->union_density : 1 - pow(1 - r->sent_density, r->n_ranks);
     tagc_volume_data data = {.union_density = r->union_density, .sent_density = r->sent_density};
-    if (r->options.ranks_per_host > 1) return count_two_levels(r, &data);
     return tagc_reducer_volume(&r->options, r->n_ranks, 0, &data, &r->volume);
 }
 
-static tagc_status plan_reduction(const tagc_deployment *d, const tagc_layout_flat *flat, tagc_reduction *r) {
-    const tagc_reducer_options *options = &flat->reducer;
-    int n_ranks = d->setup->world_size;
-    *r = (tagc_reduction){.options = *options, .n_ranks = n_ranks};
-    r->is_dense = options->sparsity == 0 && options->format <= TAGC_FORMAT_BF16;
-    find_shares(d->setup, options->ranks_per_host, &r->within_share, &r->remote_share);
-    return count_reduction(d->setup, r);
+/* As lib/unit: the ranks of a host add up, rows of the sums are encoded and go to the ranks of their place, and where all ranks get all
+ * sums, those of a host send each other theirs. Once per unit, they agree. */
+static tagc_status plan_reduction(const tagc_deployment *d, int flat, tagc_reduction *r) {
+    const tagc_layout_flat *from = &d->layout->flats[flat];
+    int n_others = from->n_adding - 1, is_first = flat == 0 || from[-1].unit != from->unit;
+    *r = (tagc_reduction){.options = from->reducer,
+                          .n_ranks = d->setup->world_size / from->n_adding,
+                          .n_adding = from->n_adding};
+    find_shares(d->setup, r->n_adding, &r->within_share, &r->remote_share);
+    TAGC_TRY(count_reduction(d->setup, r));
+    if (n_others == 0) return TAGC_OK;
+    TAGC_TRY(tagc_reducer_volume(&from->within, r->n_adding, 0, NULL, &r->within));
+    if (d->engine.sharding == TAGC_SHARD_NONE)
+        tagc_volume_add(&r->within, TAGC_LEG_RESULT, n_others * sizeof(float) * (double)r->options.n_elems);
+    if (is_first) tagc_volume_add(&r->within, TAGC_LEG_CONTROL, n_others * (double)TAGC_VERDICT_BYTES);
+    return TAGC_OK;
 }
 
 /* Deltas between hosts alone; within a host a gather of replicas in bf16, twice in each micro-step. between: of the deltas, to other
@@ -154,27 +133,30 @@ static void gather_replicas(const tagc_deployment *d, double n_elems, double bet
     to->remote_bytes[1] = inside * within;
 }
 
-static int is_in_levels(const tagc_gatherer_options *options) {
-    return !options->within_host && options->ranks_per_host > 1;
-}
-
 static tagc_status plan_gather(const tagc_deployment *d, const tagc_gatherer_options *options,
                                tagc_gather_plan *to) {
     const tagc_setup *s = d->setup;
-    tagc_volume volume;
-    TAGC_TRY(tagc_gatherer_volume(options, s->world_size, &volume));
-    double n_bytes = volume.n_bytes[TAGC_LEG_GATHER], within, across;
-    int two_level = is_in_levels(options);
-    int per_group = options->within_host || two_level ? options->ranks_per_host : s->world_size;
-    int n_groups = two_level ? s->world_size / per_group : 1;
-    find_shares(s, per_group, &within, &across);
-    double inside = two_level ? volume.n_within_bytes[TAGC_LEG_GATHER] : n_bytes;
-    double relayed = (inside - (per_group - 1) * volume.word_bytes) * (1 - 1.0 / n_groups);
-    *to = (tagc_gather_plan){
-        .n_bytes = {n_bytes - relayed, relayed},
-        .remote_bytes = {(n_bytes - inside) * across + (inside - relayed) * within, relayed * within}};
-    if (d->keeps_replicas && two_level)
-        gather_replicas(d, (double)options->n_elems, n_bytes - inside, across, within, to);
+    int per_host = d->engine.ranks_per_host, is_hybrid = d->engine.sharding == TAGC_SHARD_HYBRID;
+    int n_ranks = is_hybrid ? per_host : s->world_size;
+    tagc_gatherer_options between, inside;
+    tagc_volume volume, volume_inside;
+    double within, across;
+    if (!tagc_fsdp_gathers_in_levels(&d->engine)) {
+        TAGC_TRY(tagc_gatherer_volume(options, n_ranks, &volume));
+        double n_bytes = volume.n_bytes[TAGC_LEG_GATHER];
+        *to = (tagc_gather_plan){.n_bytes = {n_bytes}, .remote_bytes = {n_bytes * remote_within(s, n_ranks)}};
+        return TAGC_OK;
+    }
+    int n_hosts = s->world_size / per_host;
+    tagc_flat_gather_split(options, n_hosts, per_host, &between, &inside);
+    TAGC_TRY(tagc_gatherer_volume(&between, n_hosts, &volume));
+    TAGC_TRY(tagc_gatherer_volume(&inside, per_host, &volume_inside));
+    double n_between = volume.n_bytes[TAGC_LEG_GATHER],
+           n_inside = n_hosts * volume_inside.n_bytes[TAGC_LEG_GATHER];
+    find_shares(s, per_host, &within, &across);
+    *to = (tagc_gather_plan){.n_bytes = {n_between, n_inside},
+                             .remote_bytes = {n_between * across, n_inside * within}};
+    if (d->keeps_replicas) gather_replicas(d, (double)options->n_elems, n_between, across, within, to);
     return TAGC_OK;
 }
 
@@ -184,12 +166,7 @@ static tagc_status plan_flat(const tagc_deployment *d, int flat, tagc_flat_plan 
     int n_owners = d->engine.sharding == TAGC_SHARD_HYBRID ? d->engine.ranks_per_host : n_ranks;
     *to = (tagc_flat_plan){.n_owned = from->n_padded / (uint64_t)(from->has_gatherer ? n_owners : 1)};
     if (from->has_gatherer) TAGC_TRY(plan_gather(d, &from->gatherer, &to->gather));
-    TAGC_TRY(plan_reduction(d, from, &to->reduction));
-    int is_first = flat == 0 || d->layout->flats[flat - 1].unit != from->unit;
-    if (is_first) /* once per unit the ranks of a host agree */
-        tagc_volume_add_within(&to->reduction.volume, TAGC_LEG_CONTROL,
-                               (from->reducer.ranks_per_host - 1) * (double)TAGC_VERDICT_BYTES);
-    return TAGC_OK;
+    return plan_reduction(d, flat, &to->reduction);
 }
 
 tagc_status tagc_model_layout(const tagc_gpt2_config *model, const tagc_fsdp_options *engine, int world_size,
@@ -284,38 +261,55 @@ typedef struct work_bytes {
     uint64_t unit, most, total;
 } work_bytes;
 
+/* Of reducers and of gatherers, on the comm between hosts and on that within one. */
+enum { N_WORKS = 4 };
+
 static void add_work(work_bytes *w, uint64_t n_bytes, int is_new_unit) {
     w->unit = (is_new_unit ? 0 : w->unit) + n_bytes;
     w->total += n_bytes;
     if (w->unit > w->most) w->most = w->unit;
 }
 
+/* Between hosts, or of the only level; and within a host, whose rows of replicas NCCL gathers. */
+static void measure_gather(const tagc_deployment *d, const tagc_gatherer_options *options,
+                           tagc_exchange_memory out[2]) {
+    int per_host = d->engine.ranks_per_host, n_hosts = d->setup->world_size / per_host;
+    tagc_gatherer_options between, inside;
+    if (!tagc_fsdp_gathers_in_levels(&d->engine)) {
+        int is_hybrid = d->engine.sharding == TAGC_SHARD_HYBRID;
+        (void)tagc_gatherer_memory(options, is_hybrid ? per_host : d->setup->world_size, &out[0]);
+        return;
+    }
+    tagc_flat_gather_split(options, n_hosts, per_host, &between, &inside);
+    (void)tagc_gatherer_memory(&between, n_hosts, &out[0]);
+    if (d->keeps_replicas) return;
+    (void)tagc_gatherer_memory(&inside, per_host, &out[1]);
+    out[1].buffers *= (uint64_t)n_hosts;
+    out[1].work *= (uint64_t)n_hosts;
+}
+
 /* Flats of one unit are neighbours, and their exchanges have one tag. */
-static void add_exchanges(const tagc_deployment *d, int flat, work_bytes work[2], tagc_plan_memory *out) {
+static void add_exchanges(const tagc_deployment *d, int flat, work_bytes work[N_WORKS],
+                          tagc_plan_memory *out) {
     const tagc_reduction *r = &d->flats[flat].reduction;
     const tagc_layout_flat *about = &d->layout->flats[flat];
     int is_new_unit = flat == 0 || d->layout->flats[flat - 1].unit != about->unit;
-    tagc_exchange_memory reducer = {0}, gatherer = {0};
+    tagc_exchange_memory reducer = {0}, within = {0}, gatherer[2] = {{0}, {0}};
     (void)tagc_reducer_memory(&r->options, r->n_ranks, n_alike_before(d, flat), &reducer);
-    if (about->has_gatherer) {
-        tagc_gatherer_options options = about->gatherer;
-        int n_ranks = r->n_ranks;
-        if (d->keeps_replicas && is_in_levels(&options)) { /* the ranks of a place gather what they own */
-            n_ranks /= options.ranks_per_host;
-            options.n_elems /= (uint64_t)options.ranks_per_host;
-            options.ranks_per_host = 1;
-        }
-        (void)tagc_gatherer_memory(&options, n_ranks, &gatherer);
-    }
+    if (r->n_adding > 1) (void)tagc_reducer_memory(&about->within, r->n_adding, 0, &within);
+    if (about->has_gatherer) measure_gather(d, &about->gatherer, gatherer);
     out->engine.residuals += reducer.residual;
-    out->buffers += reducer.buffers + reducer.spare + gatherer.buffers;
+    out->buffers +=
+        reducer.buffers + reducer.spare + within.buffers + gatherer[0].buffers + gatherer[1].buffers;
     add_work(&work[0], reducer.work, is_new_unit);
-    add_work(&work[1], gatherer.work, is_new_unit);
+    add_work(&work[1], within.work, is_new_unit);
+    add_work(&work[2], gatherer[0].work, is_new_unit);
+    add_work(&work[3], gatherer[1].work, is_new_unit);
 }
 
 tagc_status tagc_deployment_memory(const tagc_deployment *d, tagc_plan_memory *out) {
     uint64_t n_whole = 0, n_owned = 0;
-    work_bytes work[2] = {0}; /* of reducers, of gatherers */
+    work_bytes work[N_WORKS] = {{0}};
     *out = (tagc_plan_memory){.engine = d->layout->memory};
     out->engine.residuals = 0;
     for (int i = 0; i < d->layout->n_flats; i++) {
@@ -324,7 +318,7 @@ tagc_status tagc_deployment_memory(const tagc_deployment *d, tagc_plan_memory *o
         n_whole += d->layout->flats[i].n_padded;
         n_owned += d->flats[i].n_owned;
     }
-    for (int i = 0; i < 2; i++) out->buffers += tagc_work_capacity(work[i].most, work[i].total);
+    for (int i = 0; i < N_WORKS; i++) out->buffers += tagc_work_capacity(work[i].most, work[i].total);
     if (d->keeps_replicas) TAGC_TRY(parameters_with_replicas(d, &out->engine.parameters));
     if (d->setup->placement ==
         TAGC_PLACE_ZERO1) /* whole gradients, in addition to the part that the update reads */
@@ -361,7 +355,7 @@ tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, t
     for (int i = 0; i < d.layout->n_flats; i++)
         for (int leg = TAGC_LEG_INDEX; leg <= TAGC_LEG_RESULT; leg++)
             if (d.layout->flats[i].class_ == TAGC_CLASS_COMPRESSED)
-                volume->n_bytes_compressed += n_exchanges * d.flats[i].reduction.volume.n_bytes[leg];
+                volume->n_bytes_compressed += n_exchanges * tagc_reduction_bytes(&d.flats[i].reduction, leg);
     if (memory && status == TAGC_OK) status = tagc_deployment_memory(&d, memory);
     tagc_deployment_destroy(&d);
     return status;

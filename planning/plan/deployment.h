@@ -20,16 +20,17 @@
 #include "plan/plan.h"
 
 typedef struct tagc_reduction {
-    tagc_reducer_options options;
-    int n_ranks;
-    int is_dense;        /* travels whole between hosts */
-    double remote_share; /* share of bytes that leave the host; in two levels, of those between groups */
-    double within_share; /* two levels: share of the bytes within groups of ranks_per_host */
-    tagc_volume volume;  /* of one rank and step, mean over ranks */
+    tagc_reducer_options options; /* of what is sent between hosts */
+    int n_ranks;                  /* that exchange this: W, or in two levels those of a place */
+    int n_adding;                 /* two levels: ranks of a host that add up first; else 1 */
+    /* Bytes of one rank and step, mean over ranks: between hosts, and of what the ranks of a host send each other. */
+    tagc_volume volume, within;
+    double remote_share,
+        within_share; /* of these, what leaves the host: groups of n_adding ranks may not be the real hosts */
     double union_density, sent_density;
 } tagc_reduction;
 
-/* Of one rank. Level 0 is sent at once; in two levels, level 1 is relayed within the host when level 0 has arrived. */
+/* Of one rank. Level 0 is sent at once; in two levels, level 1 goes within the host when level 0 has arrived. */
 enum { TAGC_N_GATHER_LEVELS = 2 };
 typedef struct tagc_gather_plan {
     double n_bytes[TAGC_N_GATHER_LEVELS];
@@ -51,7 +52,8 @@ typedef struct tagc_deployment {
     tagc_order_observer observer; /* sees simulated steps; for tests */
 } tagc_deployment;
 
-/* Bytes of a leg that leave the host. */
+/* Bytes of a leg, and those that leave the host. */
+double tagc_reduction_bytes(const tagc_reduction *reduction, int leg);
 double tagc_reduction_remote(const tagc_reduction *reduction, int leg);
 /* The share of the elements of a unit that are decoded; only for direct. */
 double tagc_reduction_decoded(const tagc_reduction *reduction);

@@ -35,9 +35,8 @@ static int is_plain(const tagc_reducer_options *o) {
 
 /* Selecting and encoding is one pass over what the ranks of a host have added up. */
 static codec_work find_work(const tagc_reduction *r, const tagc_costs *costs) {
-    int is_coded = r->n_ranks > r->options.ranks_per_host; /* else all ranks are of one host */
-    if (is_plain(&r->options) || !is_coded) return (codec_work){0, 0};
-    double n = (double)r->options.n_elems / r->options.ranks_per_host;
+    if (is_plain(&r->options)) return (codec_work){0, 0};
+    double n = (double)r->options.n_elems;
     return (codec_work){costs->encode_s * n, costs->decode_s * n};
 }
 
@@ -144,26 +143,22 @@ static void return_results(builder *b, const tagc_reduction *r, double headers, 
     wait(b, post(b, RESULT_RESTS, results));
 }
 
-/* In two levels it begins with the sum over the ranks of the host. */
 static void direct_step(builder *b, const tagc_reduction *r, const codec_work *w) {
-    const double *n_bytes = r->volume.n_bytes, *n_within = r->volume.n_within_bytes;
-    int n_hosts = r->n_ranks / r->options.ranks_per_host, n_others = n_hosts - 1;
+    const double *n_bytes = r->volume.n_bytes;
+    int n_others = r->n_ranks - 1;
     int n = r->volume.n_parcels < MAX_PEERS ? r->volume.n_parcels : MAX_PEERS;
     double agreement = (double)n_others * TAGC_WIRE_HEADER_BYTES, headers = agreement;
-    double within = n_within[TAGC_LEG_VALUES];
-    direct_builder d = {.b = b, .r = r, .w = w, .n = n, .n_turns = n + 1, .own = 1.0 / n_hosts};
+    direct_builder d = {.b = b, .r = r, .w = w, .n = n, .n_turns = n + 1, .own = 1.0 / r->n_ranks};
     if (n > 0) {
         double eager = n_others * r->volume.eager_bytes;
         d.each = (1 - d.own) / n;
         d.front = (headers + eager) / n;
-        double rest = n_bytes[TAGC_LEG_INDEX] + n_bytes[TAGC_LEG_VALUES] - within - eager;
+        double rest = n_bytes[TAGC_LEG_INDEX] + n_bytes[TAGC_LEG_VALUES] - eager;
         d.rest = rest < 1 ? 0 : rest / n; /* less than a byte is rounding */
     }
-    b->remote_share = r->remote_share;
-    exchange_within(b, r, within + n_within[TAGC_LEG_CONTROL]);
     send_fragments(&d);
-    double results = n_bytes[TAGC_LEG_RESULT] - n_within[TAGC_LEG_RESULT];
-    double others = n_bytes[TAGC_LEG_CONTROL] - n_within[TAGC_LEG_CONTROL] - agreement - headers;
+    double results = n_bytes[TAGC_LEG_RESULT];
+    double others = n_bytes[TAGC_LEG_CONTROL] - agreement - headers;
     double decode_s = w->decode_s, first = r->sent_density / tagc_reduction_decoded(r);
     for (int s = 0; s < n; s++) {
         wait(b, d.rest_out[s]);
@@ -175,19 +170,6 @@ static void direct_step(builder *b, const tagc_reduction *r, const codec_work *w
         work(b, (1 - first) * decode_s);
     }
     agree(b, DIRECT_AGREEMENT, agreement);
-    exchange_within(b, r, n_within[TAGC_LEG_RESULT]);
-}
-
-/* What is dense of two levels: the sum over the ranks of the host, then between hosts. */
-static void dense_step_between(builder *b, const tagc_reduction *r) {
-    const double *within = r->volume.n_within_bytes;
-    tagc_reduction between = *r;
-    between.n_ranks /= r->options.ranks_per_host;
-    between.options.n_elems /= (uint64_t)r->options.ranks_per_host;
-    for (int leg = 0; leg < TAGC_N_LEGS; leg++) between.volume.n_bytes[leg] -= within[leg];
-    exchange_within(b, r, within[TAGC_LEG_VALUES] + within[TAGC_LEG_CONTROL]);
-    dense_step(b, &between);
-    exchange_within(b, r, within[TAGC_LEG_RESULT]);
 }
 
 static void destroy_job(tagc_sim_job *job) {
@@ -201,7 +183,7 @@ static tagc_status create_job(const tagc_reduction *r, const tagc_costs *costs, 
     *out = (tagc_sim_job){0};
     builder b = {.job = out, .remote_share = r->remote_share};
     int exchange = r->options.exchange;
-    if (r->n_ranks == 1 || !costs)
+    if (r->n_ranks * r->n_adding == 1 || !costs)
         return TAGC_OK; /* a single rank sends nothing, and its work is negligible */
     if (exchange != TAGC_EXCHANGE_DIRECT)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is %s, allowed in a forecast: direct",
@@ -213,12 +195,13 @@ static tagc_status create_job(const tagc_reduction *r, const tagc_costs *costs, 
         destroy_job(out);
         return tagc_fail(TAGC_ERR_MEMORY, "no memory for the steps of a reducer");
     }
-    if (tagc_reducer_options_are_whole(&r->options))
+    /* In two levels it begins with the sum over the ranks of the host. */
+    exchange_within(&b, r, r->within.n_bytes[TAGC_LEG_VALUES] + r->within.n_bytes[TAGC_LEG_CONTROL]);
+    if (r->n_ranks > 1 && tagc_reducer_options_are_whole(&r->options))
         dense_step(&b, r);
-    else if (r->is_dense)
-        dense_step_between(&b, r);
-    else
+    else if (r->n_ranks > 1)
         direct_step(&b, r, &work);
+    exchange_within(&b, r, r->within.n_bytes[TAGC_LEG_RESULT]);
     return TAGC_OK;
 }
 
@@ -314,7 +297,7 @@ static tagc_status begin_exchange(void *context, int unit) {
         tagc_clock_submit(&s->clock, &s->jobs[i]);
         const tagc_reduction *r = &s->d->flats[i].reduction;
         for (int leg = 0; leg < TAGC_N_LEGS; leg++)
-            count(s, leg, r->volume.n_bytes[leg], tagc_reduction_remote(r, leg));
+            count(s, leg, tagc_reduction_bytes(r, leg), tagc_reduction_remote(r, leg));
     }
     return TAGC_OK;
 }

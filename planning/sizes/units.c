@@ -209,3 +209,21 @@ tagc_status tagc_plan_units(const tagc_units_question *question, tagc_units_repl
     if (status != TAGC_OK) snprintf(reply->why, sizeof reply->why, "%s", tagc_last_error());
     return status;
 }
+
+/* ---- local steps ---- */
+
+double tagc_plan_local_s(double compute_s, double exchange_s, int every, int fragments, int delay) {
+    return compute_s + (double)fragments / every * fmax(0, exchange_s - delay * compute_s);
+}
+
+int tagc_plan_every(double compute_s, double exchange_s, int fragments, int delay) {
+    static const int offered[] = {5, 10, 20, 30, 50, 100, 200, 300, 500};
+    int every = fragments > delay + 1 ? fragments : delay + 1, n = sizeof offered / sizeof *offered;
+    for (int i = 0; i < n; i++) {
+        if (offered[i] < every && i < n - 1) continue;
+        int is_last = i == n - 1, tried = offered[i] < every ? every : offered[i];
+        double step_s = tagc_plan_local_s(compute_s, exchange_s, tried, fragments, delay);
+        if (is_last || tagc_verdict_of(compute_s, step_s, 0) != TAGC_VERDICT_COSTS) return tried;
+    }
+    return every;
+}

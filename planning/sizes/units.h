@@ -66,4 +66,11 @@ typedef struct tagc_units_reply {
 /* On failure reply->why names the field, its value and what is allowed. */
 TAGC_API tagc_status tagc_plan_units(const tagc_units_question *question, tagc_units_reply *reply);
 
+/* ---- steps of each site, and an exchange of one of `fragments` after every few of them ---- */
+
+/* Returns the mean seconds of a step. exchange_s: of a fragment, which `delay` steps hide. */
+TAGC_API double tagc_plan_local_s(double compute_s, double exchange_s, int every, int fragments, int delay);
+/* Returns the fewest steps between exchanges at which these make no difference to a step, or the most that are offered. */
+TAGC_API int tagc_plan_every(double compute_s, double exchange_s, int fragments, int delay);
+
 #endif

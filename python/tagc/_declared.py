@@ -67,9 +67,8 @@ class ReducerOptions(Structure):
     _fields_ = [
         ("struct_bytes", c_size_t), ("n_elems", c_uint64), ("tag", c_uint64), ("exchange", c_int),
         ("format", c_int), ("sparsity", c_double), ("op", c_int), ("output", c_int),
-        ("result_sparsity", c_double), ("result_format", c_int), ("block", c_int), ("ranks_per_host", c_int),
-        ("n_threads", c_int), ("paper", c_void_p), ("residual", c_int), ("gradient", c_int),
-        ("rounding_seed", c_uint64),
+        ("result_sparsity", c_double), ("result_format", c_int), ("block", c_int), ("n_threads", c_int),
+        ("paper", c_void_p), ("residual", c_int), ("gradient", c_int), ("rounding_seed", c_uint64),
     ]
 
 
@@ -86,9 +85,8 @@ class ReducerStats(Structure):
 class GathererOptions(Structure):
     _fields_ = [
         ("struct_bytes", c_size_t), ("n_elems", c_uint64), ("tag", c_uint64), ("format", c_int),
-        ("delta", c_int), ("ranks_per_host", c_int), ("within_host", c_int), ("check_every", c_uint64),
-        ("n_threads", c_uint64), ("full_format", c_uint64), ("rounding", c_uint64),
-        ("rounding_seed", c_uint64), ("lossless", c_uint64),
+        ("delta", c_int), ("check_every", c_uint64), ("n_threads", c_uint64), ("full_format", c_uint64),
+        ("rounding", c_uint64), ("rounding_seed", c_uint64), ("lossless", c_uint64),
     ]
 
 

@@ -12,6 +12,7 @@ from tagc._declared import ReducerOptions
 MESH_KINDS = ("parameters", "gradients", "optimizer", "residual", "replicas", "buffers", "activations")
 MESH_LEGS = ("tensor", "context", "expert", "pipeline", "gradients", "parameters", "offload")
 GATHER_KINDS = {"fp32": 0, "bf16": 1, "lossless": 2, "int8": 3, "delta8": 4, "delta4": 5, "delta2": 6}
+MESH_SCHEDULES = {"gpipe": 0, "1f1b": 1, "interleaved": 2, "zero bubble": 3}
 
 
 class MeshModel(Structure):
@@ -103,6 +104,7 @@ class PlanAnswerText(Structure):
 FUNCTIONS: dict[str, dict[str, tuple[list[Any], Any]]] = {
     "mesh.h": {
         "tagc_plan_mesh": ([POINTER(MeshQuestion), POINTER(MeshReply)], c_int),
+        "tagc_plan_pipeline_s": ([c_int, c_int, c_int, c_double, c_double, c_double], c_double),
     },
     "catalogue.h": {
         "tagc_plan_shape": ([c_double, POINTER(c_int), POINTER(c_int)], None),
@@ -125,6 +127,8 @@ FUNCTIONS: dict[str, dict[str, tuple[list[Any], Any]]] = {
     },
     "units.h": {
         "tagc_plan_units": ([POINTER(UnitsQuestion), POINTER(UnitsReply)], c_int),
+        "tagc_plan_local_s": ([c_double, c_double, c_int, c_int, c_int], c_double),
+        "tagc_plan_every": ([c_double, c_double, c_int, c_int], c_int),
     },
     "ask.h": {
         "tagc_plan_words": ([c_int, POINTER(c_char_p), POINTER(PlanAnswerText)], c_int),

@@ -99,6 +99,28 @@ def units(question: UnitsQuestion) -> declared.UnitsReply:
     return reply
 
 
+def local_s(compute_s: float, exchange_s: float, every: int, fragments: int = 1, delay: int = 0) -> float:
+    """Returns the mean seconds of a step, where an exchange of one fragment takes exchange_s and `delay`
+    steps hide it."""
+    return float(_load().tagc_plan_local_s(compute_s, exchange_s, every, fragments, delay))
+
+
+def every_of(compute_s: float, exchange_s: float, fragments: int = 1, delay: int = 0) -> int:
+    """Returns the fewest steps between exchanges at which these make no difference to a step, or the most
+    that are offered."""
+    return int(_load().tagc_plan_every(compute_s, exchange_s, fragments, delay))
+
+
+def pipeline_s(
+    schedule: str, n_stages: int, micro_batches: int, compute_s: float, forward_s: float, backward_s: float
+) -> float:
+    """Returns the seconds of a step of a pipeline, by "1F1B" or "GPipe". compute_s: of a micro-batch in one
+    stage; forward_s, backward_s: of a message to the next stage and to the one before."""
+    number = declared.MESH_SCHEDULES[schedule.lower()]
+    seconds = _load().tagc_plan_pipeline_s(number, n_stages, micro_batches, compute_s, forward_s, backward_s)
+    return float(seconds)
+
+
 def threads_of(cores: int, ranks: int) -> int:
     """Returns the threads of a codec on a host of so many cores and ranks, as compress() takes them."""
     n: int = _load().tagc_plan_threads(cores, ranks)

@@ -128,7 +128,7 @@ static void encode_blocks(void) {
 
 static void encode_changes(void) {
     static float before[SHARD], after[SHARD], back[SHARD];
-    static unsigned char message[64 + 12 + sizeof after];
+    static unsigned char message[64 + 8 + sizeof after];
     uint64_t n_bytes = 0, n_changes = 0;
     int is_whole = 1;
     memcpy(after, before, sizeof after);

@@ -65,7 +65,6 @@ typedef struct trial {
     int step, from, to, n_damaged;
     int which, n_met; /* the first such message, or one after it */
     uint64_t where;
-    uint64_t n_across[MAX_RANKS]; /* bytes that came from other hosts */
     damage_fn damage;
     int now[MAX_RANKS];
     pthread_barrier_t barrier;
@@ -87,9 +86,6 @@ static inline tagc_status exchange_all(void *context, const tagc_transfer *trans
         arrival got;
         if (s == self->rank) continue;
         same &= take_from(t->transfers[s], transfer, s, self->rank, &got);
-        int per_host = t->options.ranks_per_host;
-        if (t->now[self->rank] >= 0 && s / per_host != self->rank / per_host)
-            t->n_across[self->rank] += got.n_bytes;
         if (t->damage && got.n_bytes && t->now[self->rank] == t->step && s == t->from &&
             self->rank == t->to && t->n_met++ == t->which) {
             t->damage(got.bytes, got.n_bytes, t->where);
@@ -110,11 +106,10 @@ typedef struct view {
     seat seat;
     tagc_comm *comm;
     tagc_gatherer *gatherer;
-    int n_rows, row, first_rank;
     size_t n;
-    float *masters;  /* (n_rows, shard) of the ranks that exchange */
-    float *expected; /* (n_rows, shard) */
-    void *full;      /* (n_rows, shard) of full_format */
+    float *masters;  /* (W, shard) */
+    float *expected; /* (W, shard) */
+    void *full;      /* (W, shard) of full_format */
 } view;
 
 static inline float full_at(const view *v, size_t i) {
@@ -147,10 +142,7 @@ static inline int open_view(rank_run *run, view *v) {
     if (!t->has_lanes)
         CHECK(run, tagc_comm_create_callback(&trial_ops, &v->seat, run->rank, run->world_size, named_ranks(),
                                              &v->comm) == TAGC_OK);
-    v->n_rows = t->options.within_host ? t->options.ranks_per_host : run->world_size;
-    v->row = run->rank % v->n_rows;
-    v->first_rank = run->rank - v->row;
-    v->n = (size_t)v->n_rows * t->shard;
+    v->n = (size_t)run->world_size * t->shard;
     v->masters = calloc(v->n, sizeof(float));
     v->expected = calloc(v->n, sizeof(float));
     v->full = calloc(v->n, t->options.full_format == TAGC_FORMAT_FP32 ? sizeof(float) : sizeof(uint16_t));
@@ -171,20 +163,20 @@ static inline void close_view(view *v) {
 /* Changes the masters, which stay about as large as they are. */
 static inline void move_masters(view *v, int step) {
     for (size_t i = 0; i < v->n; i++)
-        v->masters[i] =
-            0.95f * v->masters[i] + step_of(step, v->first_rank + (int)(i / v->t->shard), i % v->t->shard);
+        v->masters[i] = 0.95f * v->masters[i] + step_of(step, (int)(i / v->t->shard), i % v->t->shard);
 }
 
 static inline tagc_status gather(view *v, int step) {
     v->t->now[v->run->rank] = step;
-    tagc_status status = begin_gatherer(v->gatherer, v->masters + (size_t)v->row * v->t->shard, v->full);
+    tagc_status status =
+        begin_gatherer(v->gatherer, v->masters + (size_t)v->run->rank * v->t->shard, v->full);
     if (status == TAGC_OK) status = tagc_gatherer_end(v->gatherer);
     return status;
 }
 
 static inline void expect(view *v, int whole) {
     size_t shard = v->t->shard;
-    for (int r = 0; r < v->n_rows; r++) {
+    for (int r = 0; r < v->run->world_size; r++) {
         float *row = v->expected + (size_t)r * shard;
         const float *master = v->masters + (size_t)r * shard;
         if (v->t->kind == TAGC_GATHER_FP32)
@@ -207,8 +199,8 @@ static inline int row_is_as_expected(const view *v, int row) {
 
 static inline int is_as_expected(const view *v) {
     int same = 0;
-    for (int row = 0; row < v->n_rows; row++) same += row_is_as_expected(v, row);
-    return same == v->n_rows;
+    for (int row = 0; row < v->run->world_size; row++) same += row_is_as_expected(v, row);
+    return same == v->run->world_size;
 }
 
 static inline uint64_t sent_bytes(const view *v) {

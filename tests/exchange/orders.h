@@ -189,23 +189,20 @@ static inline void order_of_all(order_check *c, int has_paper, int is_short) {
     uint64_t small = 512 * (uint64_t)world_size,
              large = (1u << 20) / (uint64_t)world_size * (uint64_t)world_size + (uint64_t)world_size;
     static const struct {
-        int exchange, format, output, residual, is_large, per_host;
+        int exchange, format, output, residual, is_large;
         double sparsity;
-    } steps[] = {{WHOLE, -1, TAGC_OUTPUT_SHARD, -1, 0, 1, -1},
-                 {WHOLE, TAGC_FORMAT_BF16, TAGC_OUTPUT_UNIT, -1, 0, 1, -1},
-                 {TAGC_EXCHANGE_DIRECT, -1, TAGC_OUTPUT_SHARD, -1, 0, 1, 0.9},
-                 {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT4, TAGC_OUTPUT_UNIT, -1, 0, 1, 0.9},
-                 {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, TAGC_OUTPUT_UNIT, -1, 0, 1, 0},
-                 {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT8, TAGC_OUTPUT_SHARD, TAGC_RESIDUAL_NONE, 0, 1, 0},
-                 {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT4, TAGC_OUTPUT_UNIT, -1, 0, 2, 0.9},
-                 {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT4, TAGC_OUTPUT_HOST_SHARD, -1, 0, 2, 0.9},
-                 {TAGC_EXCHANGE_DIRECT, -1, TAGC_OUTPUT_SHARD, -1, 1, 1, 0.98},
-                 {TAGC_EXCHANGE_PACKED, -1, TAGC_OUTPUT_SHARD, -1, 0, 1, 0.9},
-                 {TAGC_EXCHANGE_SKETCH, -1, TAGC_OUTPUT_UNIT, -1, 0, 1, 0.95}};
+    } steps[] = {{WHOLE, -1, TAGC_OUTPUT_SHARD, -1, 0, -1},
+                 {WHOLE, TAGC_FORMAT_BF16, TAGC_OUTPUT_UNIT, -1, 0, -1},
+                 {TAGC_EXCHANGE_DIRECT, -1, TAGC_OUTPUT_SHARD, -1, 0, 0.9},
+                 {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT4, TAGC_OUTPUT_UNIT, -1, 0, 0.9},
+                 {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, TAGC_OUTPUT_UNIT, -1, 0, 0},
+                 {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT8, TAGC_OUTPUT_SHARD, TAGC_RESIDUAL_NONE, 0, 0},
+                 {TAGC_EXCHANGE_DIRECT, -1, TAGC_OUTPUT_SHARD, -1, 1, 0.98},
+                 {TAGC_EXCHANGE_PACKED, -1, TAGC_OUTPUT_SHARD, -1, 0, 0.9},
+                 {TAGC_EXCHANGE_SKETCH, -1, TAGC_OUTPUT_UNIT, -1, 0, 0.95}};
     for (size_t i = 0; i < sizeof steps / sizeof *steps && !c->failure[0]; i++) {
         int is_paper = steps[i].exchange == TAGC_EXCHANGE_PACKED || steps[i].exchange == TAGC_EXCHANGE_SKETCH;
-        if ((is_paper && !has_paper) || world_size % steps[i].per_host || (is_short && steps[i].is_large))
-            continue;
+        if ((is_paper && !has_paper) || (is_short && steps[i].is_large)) continue;
         tagc_reducer_options o;
         tagc_reducer_options_init(&o);
         o.n_elems = steps[i].is_large ? large : small;
@@ -213,7 +210,6 @@ static inline void order_of_all(order_check *c, int has_paper, int is_short) {
         o.output = steps[i].output;
         o.residual = steps[i].residual;
         o.sparsity = steps[i].sparsity;
-        o.ranks_per_host = steps[i].per_host;
         set_exchange(&o, steps[i].exchange);
         c->has_names = i % 2 == 1;
         order_of_reducers(c, &o);
@@ -221,21 +217,18 @@ static inline void order_of_all(order_check *c, int has_paper, int is_short) {
             snprintf(c->failure + strlen(c->failure), ORDER_TEXT_BYTES - strlen(c->failure), " [step %zu]",
                      i);
     }
-    for (int kind = 0; kind < TAGC_N_GATHER_KINDS && !c->failure[0]; kind++)
-        for (int two_level = 0; two_level < 2 && !c->failure[0]; two_level++) {
-            if (two_level && world_size % 2) continue;
-            tagc_gatherer_options o;
-            tagc_gatherer_options_init(&o);
-            tagc_gatherer_options_choose(&o, kind);
-            o.n_elems = 2048 * (uint64_t)world_size;
-            o.ranks_per_host = two_level ? 2 : 1;
-            o.check_every = o.delta ? 3 : 0;
-            c->has_names = kind % 2;
-            order_of_gathers(c, &o);
-            if (c->failure[0])
-                snprintf(c->failure + strlen(c->failure), ORDER_TEXT_BYTES - strlen(c->failure),
-                         " [gather %s, %d]", tagc_gather_choices[kind].name, two_level);
-        }
+    for (int kind = 0; kind < TAGC_N_GATHER_KINDS && !c->failure[0]; kind++) {
+        tagc_gatherer_options o;
+        tagc_gatherer_options_init(&o);
+        tagc_gatherer_options_choose(&o, kind);
+        o.n_elems = 2048 * (uint64_t)world_size;
+        o.check_every = o.delta ? 3 : 0;
+        c->has_names = kind % 2;
+        order_of_gathers(c, &o);
+        if (c->failure[0])
+            snprintf(c->failure + strlen(c->failure), ORDER_TEXT_BYTES - strlen(c->failure), " [gather %s]",
+                     tagc_gather_choices[kind].name);
+    }
 }
 
 #endif

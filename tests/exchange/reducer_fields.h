@@ -27,7 +27,6 @@ static const option_field option_fields[] = {
     {"result_sparsity", 0, 1, offsetof(tagc_reducer_options, result_sparsity), -1e-9, 1.0000001},
     INT_FIELD(result_format, -2, 6),
     INT_FIELD(block, -1, 4097),
-    INT_FIELD(ranks_per_host, 0, 65537),
     INT_FIELD(n_threads, 0, 257),
     INT_FIELD(residual, -3, 4),
     INT_FIELD(gradient, -1, 2),

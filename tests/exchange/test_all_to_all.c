@@ -273,12 +273,19 @@ static tagc_status run_wrong(seat_of_rank *s, fault what) {
 static void fault_body(rank_run *run) {
     seat_of_rank s;
     if (!take_seat(run, &s, MIN_ELEMS)) return;
-    static const char *const own[N_FAULTS] = {
-        "what some rank sends", "what some rank sends", "receives[2] is 5, and rank 12 sends 4",
-        "what some rank sends", "is in another call",   "is in another call",
-        "n_input is",           "input is NULL",        "overlap",
-        "sends is NULL",        "of this rank itself",  "block is 65",
-        "no memory for it"};
+    static const char *const own[N_FAULTS] = {"what some rank sends",
+                                              "what some rank sends",
+                                              "receives[2] is 5, and rank 12 sends 4",
+                                              "what some rank sends",
+                                              "comes with another format",
+                                              "comes with another format",
+                                              "n_input is",
+                                              "input is NULL",
+                                              "overlap",
+                                              "sends is NULL",
+                                              "of this rank itself",
+                                              "block is 65",
+                                              "no memory for it"};
     for (int what = 0; what < N_FAULTS; what++) {
         tagc_status expected = what <= WIDTH   ? TAGC_ERR_MISMATCH
                                : what < FAILED ? TAGC_ERR_ARGUMENT
@@ -324,10 +331,8 @@ static void order_body(rank_run *run) {
     fill_call(&other, 0);
     int is_odd = run->rank == run->world_size - 1;
     CHECK(run, tagc_all_to_all_run(is_odd ? other.a : s.a, &s.call) == TAGC_ERR_MISMATCH);
-    CHECK(run, strstr(tagc_last_error(), "in the same order on all ranks") ||
-                   strstr(tagc_last_error(), "is in another call"));
+    CHECK(run, strstr(tagc_last_error(), "in the same order on all ranks") != NULL);
     CHECK(run, tagc_all_to_all_run(is_odd ? s.a : other.a, &other.call) == TAGC_ERR_MISMATCH);
-    CHECK(run, tagc_all_to_all_run(s.a, &s.call) == TAGC_OK);
     leave_seat(&s);
     leave_seat(&other);
 }

@@ -2,6 +2,7 @@
  * pages. So what another device needs is all in one maker of batches (codec/batch.h). */
 #include "../lengths.h"
 #include "exchange/direct/direct.h"
+#include "exchange/options.h"
 #include "ranks.h"
 
 #include <sys/mman.h>
@@ -93,7 +94,7 @@ static void body(rank_run *run) {
           *copy = malloc(n * sizeof *copy);
     if (!CHECK(run, tagc_reducer_create(run->comm, options, &plain) == TAGC_OK)) return;
     if (!CHECK(run, tagc_reducer_create(run->comm, options, &reducer) == TAGC_OK)) return;
-    size_t n_output = (size_t)reducer->exchange->output_elems(options, run->world_size);
+    size_t n_output = (size_t)tagc_output_elems(&reducer->options, run->world_size);
     for (int step = 0; step < N_STEPS; step++) {
         for (size_t i = 0; i < n; i++) copy[i] = random_gradient((uint64_t)step, run->rank, i);
         memcpy(gradient, copy, n * sizeof *copy);

@@ -6,9 +6,8 @@
 /* Of the messages and pairs of ranks every nth, which shares no factor with 2, 6 and 12 pairs; and so many damaged bodies. */
 enum { EVERY = REPEATS(1, 5, 7), N_BODIES = REPEATS(300, 300, 90) };
 
-static trial direct_trial(int world_size, int per_host, int all_reduce) {
+static trial direct_trial(int world_size, int all_reduce) {
     trial t = make_trial(world_size, TAGC_EXCHANGE_DIRECT, TAGC_INDEX_OR);
-    t.options.ranks_per_host = per_host;
     t.options.output = all_reduce;
     t.options.n_elems = 512 * (uint64_t)world_size;
     return t;
@@ -21,23 +20,21 @@ static int count(const trial *t, tagc_status status) {
 }
 
 static void describe(const trial *t, const char *what) {
-    print_error("%s: W %d, per host %d, all %d, call %d from %d to %d\n", what, t->net.world_size,
-                t->options.ranks_per_host, t->options.output, t->net.call - t->net.first_call, t->net.from,
-                t->net.to);
+    print_error("%s: W %d, all %d, call %d from %d to %d\n", what, t->net.world_size, t->options.output,
+                t->net.call - t->net.first_call, t->net.from, t->net.to);
     for (int r = 0; r < t->net.world_size; r++)
         print_error("  rank %d: %s (%s)\n", r, tagc_status_name(t->statuses[r]), t->texts[r]);
 }
 
 /* What may follow. A body, or a header that can be read: everybody says so. Another header or an agreement: whoever reads
- * it breaks the comm, and only those who were through may not notice. Rows within a host are plain values, as those of a
- * dense exchange. */
+ * it breaks the comm, and only those who were through may not notice. */
 static int is_as_due(const trial *t, tagc_status due) {
     int W = t->net.world_size, n_ok = count(t, TAGC_OK), n_gone = count(t, TAGC_ERR_TRANSPORT);
     if (t->net.n_damaged == 0) return n_ok == W;
     if (due == TAGC_ERR_TRANSPORT)
         return t->statuses[t->net.to] == TAGC_ERR_CORRUPT && t->is_broken[t->net.to] &&
                n_gone + n_ok == W - 1;
-    return count(t, due) == W || (t->options.ranks_per_host > 1 && n_ok == W);
+    return count(t, due) == W;
 }
 
 static void check_outcome(trial *t, tagc_status due, const char *what) {
@@ -49,14 +46,14 @@ static void check_outcome(trial *t, tagc_status due, const char *what) {
 static void test_every_message(void **state) {
     (void)state;
     int n_bodies = 0, n_headers = 0, n_pairs = 0;
-    for (int variant = 0; variant < 4 * 3; variant++) {
-        int world_size = (int[]){2, 3, 4, 4}[variant % 4], per_host = variant % 4 == 3 ? 2 : 1;
-        trial sound = direct_trial(world_size, per_host, variant / 4);
+    for (int variant = 0; variant < 4 * 2; variant++) {
+        int world_size = 2 + variant % 4;
+        trial sound = direct_trial(world_size, variant / 4);
         run_trial(&sound, world_size);
         assert_int_equal(count(&sound, TAGC_OK), world_size);
         for (int call = 0; call < sound.net.n_calls; call++)
             for (int pair = 0; pair < world_size * world_size; pair++) {
-                trial t = direct_trial(world_size, per_host, variant / 4);
+                trial t = direct_trial(world_size, variant / 4);
                 if (pair % world_size == pair / world_size || n_pairs++ % EVERY != 0) continue;
                 t.net.from = pair % world_size;
                 t.net.to = pair / world_size;
@@ -136,10 +133,10 @@ static void test_lying_headers(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++)
         for (int of_sums = 0; of_sums < 2; of_sums++) {
-            trial t = direct_trial(2, 1, 1);
+            trial t = direct_trial(2, 1);
             run_trial(&t, 2);
             int call = t.net.first_call + (of_sums ? t.net.n_calls - 3 : 0);
-            t = direct_trial(2, 1, 1);
+            t = direct_trial(2, 1);
             t.net.call = call;
             t.net.from = 1;
             t.net.damage = tell_lie;
@@ -165,11 +162,11 @@ static void claim_positions(uint8_t *bytes, uint64_t n_bytes, uint64_t where) {
 /* Where all is sent there are no positions: nothing would come for the front of the body. */
 static void test_positions_of_blocks(void **state) {
     (void)state;
-    trial t = direct_trial(2, 1, 0);
+    trial t = direct_trial(2, 0);
     t.options.sparsity = 0;
     run_trial(&t, 2);
     int call = t.net.first_call;
-    t = direct_trial(2, 1, 0);
+    t = direct_trial(2, 0);
     t.options.sparsity = 0;
     t.net.call = call;
     t.net.from = 1;
@@ -199,11 +196,11 @@ static void shorter(uint8_t *bytes, uint64_t n_bytes, uint64_t where) {
 static void test_wrong_lengths_and_sums(void **state) {
     (void)state;
     for (int variant = 0; variant < 12; variant++) {
-        int world_size = 2 + variant % 3;
-        trial t = direct_trial(world_size, 1, 0);
+        int world_size = 2 + variant % 4;
+        trial t = direct_trial(world_size, 0);
         run_trial(&t, world_size);
         int call = t.net.first_call;
-        t = direct_trial(world_size, 1, 0);
+        t = direct_trial(world_size, 0);
         t.net.call = call;
         t.net.to = variant % world_size;
         t.net.from = (t.net.to + world_size - 1) % world_size;
@@ -250,7 +247,7 @@ static void send_spoiled(uint8_t *bytes, uint64_t n_bytes, uint64_t where) {
 }
 
 static trial liars_trial(int call, damage_fn damage) {
-    trial t = direct_trial(2, 1, 0);
+    trial t = direct_trial(2, 0);
     t.net.call = call;
     t.net.n_more = 1;
     t.net.from = 1;
@@ -262,7 +259,7 @@ static trial liars_trial(int call, damage_fn damage) {
 
 static void test_lying_bodies(void **state) {
     (void)state;
-    trial t = direct_trial(2, 1, 0);
+    trial t = direct_trial(2, 0);
     run_trial(&t, 2);
     int call = t.net.first_call, n_refused = 0;
     t = liars_trial(call, look);

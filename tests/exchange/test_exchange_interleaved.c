@@ -14,15 +14,15 @@ enum { N_UNITS = 9, N_STEPS = 3, LARGE_UNIT = N_UNITS - 1 };
 
 /* Two of one size share spares; the last direct one has more ranks than fit into one parcel, and few buffers. */
 static const struct {
-    int exchange, output, per_host;
+    int exchange, output;
     uint64_t shard;
     double sparsity;
 } plan[N_UNITS] = {
-    {TAGC_EXCHANGE_DIRECT, 0, 1, 640, 0.95}, {TAGC_EXCHANGE_DIRECT, 1, 1, 640, 0.9},
-    {TAGC_EXCHANGE_PACKED, 0, 1, 640, 0.9},  {WHOLE, 1, 1, 5000, -1},
-    {TAGC_EXCHANGE_SKETCH, 1, 1, 300, 0.9},  {TAGC_EXCHANGE_DIRECT, 2, 2, 200, 0.8},
-    {TAGC_EXCHANGE_DIRECT, 1, 2, 300, 0},    {WHOLE, 0, 1, 64, -1},
-    {TAGC_EXCHANGE_DIRECT, 0, 1, 0, 0.99}, /* 2^20 elements and a few, whatever the number of ranks */
+    {TAGC_EXCHANGE_DIRECT, 0, 640, 0.95}, {TAGC_EXCHANGE_DIRECT, 1, 640, 0.9},
+    {TAGC_EXCHANGE_PACKED, 0, 640, 0.9},  {WHOLE, 1, 5000, -1},
+    {TAGC_EXCHANGE_SKETCH, 1, 300, 0.9},  {TAGC_EXCHANGE_DIRECT, 1, 200, 0.8},
+    {TAGC_EXCHANGE_DIRECT, 1, 300, 0},    {WHOLE, 0, 64, -1},
+    {TAGC_EXCHANGE_DIRECT, 0, 0, 0.99}, /* 2^20 elements and a few, whatever the number of ranks */
 };
 
 typedef struct shared {
@@ -41,7 +41,6 @@ static tagc_reducer *make(rank_run *run, tagc_comm *comm, int u) {
     tagc_reducer *reducer = NULL;
     tagc_reducer_options_init(&options);
     options.output = plan[u].output;
-    options.ranks_per_host = run->world_size % plan[u].per_host == 0 ? plan[u].per_host : 1;
     options.sparsity = plan[u].sparsity;
     set_exchange(&options, plan[u].exchange);
     options.n_elems = elems_of(u, run->world_size);

@@ -19,22 +19,15 @@ enum { PERIOD = 65537 };
 static const struct {
     int exchange, wire, all_reduce;
     uint64_t shard;
-    int per_host;
 } plan[N_UNITS] = {
-    {WHOLE, TAGC_FORMAT_FP32, 0, 4 * CHUNK + 5, 1},
-    {WHOLE, TAGC_FORMAT_BF16, 0, 3000, 1},
-    {TAGC_EXCHANGE_PACKED, TAGC_FORMAT_FP32, 0, 2000, 1},
-    {TAGC_EXCHANGE_SKETCH, TAGC_FORMAT_FP32, 0, 2000, 1},
-    {TAGC_EXCHANGE_PACKED, TAGC_FORMAT_FP32, 1, 2000, 1},
-    {WHOLE, TAGC_FORMAT_FP32, 1, 777, 1},
-    {WHOLE, TAGC_FORMAT_BF16, 1, CHUNK + 1, 1},
-    {WHOLE, TAGC_FORMAT_FP32, 0, 1, 1},
-    {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 1, 5000, 3}, /* rows within one host start early */
-    {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 0, 2000, 1},
-    {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 1, 2000, 1},
-    {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 0, 1500, 1},
-    {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 0, 2000, 1}, /* begins before the one ahead has ended */
-    {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 0, 2000, 1}, /* cannot: the spare is taken */
+    {WHOLE, TAGC_FORMAT_FP32, 0, 4 * CHUNK + 5},       {WHOLE, TAGC_FORMAT_BF16, 0, 3000},
+    {TAGC_EXCHANGE_PACKED, TAGC_FORMAT_FP32, 0, 2000}, {TAGC_EXCHANGE_SKETCH, TAGC_FORMAT_FP32, 0, 2000},
+    {TAGC_EXCHANGE_PACKED, TAGC_FORMAT_FP32, 1, 2000}, {WHOLE, TAGC_FORMAT_FP32, 1, 777},
+    {WHOLE, TAGC_FORMAT_BF16, 1, CHUNK + 1},           {WHOLE, TAGC_FORMAT_FP32, 0, 1},
+    {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 1, 5000}, {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 0, 2000},
+    {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 1, 2000}, {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 0, 1500},
+    {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 0, 2000}, /* begins before the one ahead has ended */
+    {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 0, 2000}, /* cannot: the spare is taken */
 };
 
 /* ---- the steps ---- */
@@ -110,7 +103,6 @@ static int make(rank_run *run, tagc_reducer **reducers, tagc_gatherer **gatherer
         options.n_elems = n_elems(u);
         options.sparsity = 0.9;
         set_exchange(&options, plan[u].exchange);
-        options.ranks_per_host = plan[u].per_host;
         if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducers[u]) == TAGC_OK)) return 0;
     }
     tagc_gatherer_options options;

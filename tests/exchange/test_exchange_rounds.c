@@ -8,7 +8,7 @@
 
 #include <math.h>
 
-enum { N_MOST_UNITS = 16, LANE_HEADERS = 4 };
+enum { N_MOST_UNITS = 16, LANE_HEADERS = 0 };
 
 typedef struct unit {
     tagc_reducer *reducer;

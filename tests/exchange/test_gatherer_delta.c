@@ -45,7 +45,7 @@ static void follow_body(rank_run *run) {
         CHECK(run, is_as_expected(&v));
         uint64_t body = n_blocks * (2 + 32 * (uint64_t)bits_of_kind(v.t->kind));
         uint64_t bytes = (is_delta ? 64 : 16) + (whole ? 2 * v.t->shard : body);
-        bytes *= (uint64_t)v.n_rows - 1;
+        bytes *= (uint64_t)run->world_size - 1;
         CHECK(run, sent_bytes(&v) - before == bytes);
         if (!whole) CHECK(run, planned.n_bytes[TAGC_LEG_GATHER] == (double)bytes);
     }
@@ -65,21 +65,7 @@ static void all_worlds_follow(void **state) {
         }
 }
 
-/* Only ranks of one host exchange, each host on its own masters. */
-static void hosts_keep_to_themselves(void **state) {
-    (void)state;
-    static const int worlds[][2] = {{4, 2}, {6, 3}, {6, 1}, {4, 4}};
-    for (size_t w = 0; w < 4; w++)
-        for (int wire = TAGC_GATHER_INT8; wire <= TAGC_GATHER_DELTA2; wire++) {
-            trial t = make_trial(wire, (w + (size_t)wire) % 2);
-            t.options.ranks_per_host = worlds[w][1];
-            t.options.within_host = 1;
-            t.options.full_format = wire == TAGC_GATHER_INT8 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
-            run_trial(&t, worlds[w][0], follow_body);
-        }
-}
-
-static void plain_hosts_body(rank_run *run) {
+static void plain_body(rank_run *run) {
     view v;
     if (!open_view(run, &v)) return;
     for (int step = 0; step < 3; step++) {
@@ -90,18 +76,17 @@ static void plain_hosts_body(rank_run *run) {
         CHECK(run, is_as_expected(&v));
     }
     uint64_t width = v.t->kind == TAGC_GATHER_BF16 ? 2 : 4;
-    CHECK(run, sent_bytes(&v) == 3 * ((uint64_t)v.n_rows - 1) * (v.t->shard * width + 16)); /* and a word */
+    CHECK(run,
+          sent_bytes(&v) == 3 * ((uint64_t)run->world_size - 1) * (v.t->shard * width + 16)); /* and a word */
     close_view(&v);
 }
 
-static void plain_wires_keep_to_hosts(void **state) {
+static void plain_wires(void **state) {
     (void)state;
     for (int variant = 0; variant < 6; variant++) {
         trial t = make_trial(variant < 4 ? variant % 2 : TAGC_GATHER_BF16, variant / 2 % 2);
-        t.options.ranks_per_host = 2;
-        t.options.within_host = 1;
         t.options.full_format = variant < 4 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
-        run_trial(&t, 6, plain_hosts_body);
+        run_trial(&t, 3, plain_body);
     }
 }
 
@@ -112,8 +97,8 @@ static void long_body(rank_run *run) {
     double early = 0, late = 0, steps = 0;
     for (int step = 0; step < v.t->n_steps; step++) {
         float before[MAX_SHARD], scale_share = bits_of_kind(v.t->kind) == 8 ? 1.0f / 128 : 0.625f;
-        const float *own = v.masters + (size_t)v.row * v.t->shard;
-        const float *row = v.expected + (size_t)v.row * v.t->shard;
+        const float *own = v.masters + (size_t)run->rank * v.t->shard;
+        const float *row = v.expected + (size_t)run->rank * v.t->shard;
         memcpy(before, row, v.t->shard * sizeof *before);
         move_masters(&v, step);
         CHECK(run, gather(&v, step) == TAGC_OK);
@@ -199,7 +184,7 @@ static void nonfinite_body(rank_run *run) {
         if (step == 2 || step == 3) v.masters[at] = step == 2 ? NAN : INFINITY;
         CHECK(run, gather(&v, step) == TAGC_OK);
         expect(&v, step == 0 || step == 3 || step == 4);
-        for (int r = 0; r < v.n_rows; r++) {
+        for (int r = 0; r < run->world_size; r++) {
             size_t first = (size_t)r * shard;
             if (r != sick || step < 2 || step > 3) CHECK(run, row_is_as_expected(&v, r));
             if (r == sick && step == 2)
@@ -300,7 +285,7 @@ static void hidden_body(rank_run *run) {
     trial *t = v.t;
     for (int step = 0; step < 5; step++) {
         move_masters(&v, step);
-        if (step == t->step && v.row == t->from) v.masters[(size_t)v.row * t->shard] = NAN;
+        if (step == t->step && run->rank == t->from) v.masters[(size_t)run->rank * t->shard] = NAN;
         tagc_status status = gather(&v, step);
         if (step < t->step) CHECK(run, status == TAGC_OK);
         if (step == t->step) CHECK(run, status == (run->rank == t->to ? TAGC_ERR_CORRUPT : TAGC_OK));
@@ -325,7 +310,7 @@ static void refused_body(rank_run *run) {
     view v;
     if (!open_view(run, &v)) return;
     size_t shard = v.t->shard;
-    const float *own = v.masters + (size_t)v.row * shard;
+    const float *own = v.masters + (size_t)run->rank * shard;
     CHECK(run, tagc_gatherer_reset(NULL) == TAGC_ERR_ARGUMENT);
     const float *last = (const float *)v.full + v.n - (v.t->options.full_format ? v.n / 2 : 0) - 1;
     CHECK(run, begin_gatherer(v.gatherer, last, v.full) == TAGC_ERR_ARGUMENT);
@@ -343,10 +328,9 @@ static void refused_body(rank_run *run) {
     CHECK(run, tagc_gatherer_end(v.gatherer) == TAGC_OK);
     tagc_gatherer_options bad = v.t->options;
     tagc_gatherer *none;
-    bad.n_elems = v.n;
-    bad.ranks_per_host = 3;
+    bad.n_elems = v.n + 1;
     CHECK(run, tagc_gatherer_create(v.comm, &bad, &none) == TAGC_ERR_ARGUMENT);
-    CHECK(run, strstr(tagc_last_error(), "ranks_per_host is 3"));
+    CHECK(run, strstr(tagc_last_error(), "must be a multiple of 4, the number of ranks"));
     close_view(&v);
 }
 
@@ -361,8 +345,7 @@ static void misuse_is_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_worlds_follow),
-        cmocka_unit_test(hosts_keep_to_themselves),
-        cmocka_unit_test(plain_wires_keep_to_hosts),
+        cmocka_unit_test(plain_wires),
         cmocka_unit_test(nothing_accumulates),
         cmocka_unit_test(a_flipped_bit_is_found),
         cmocka_unit_test(a_sick_master_is_seen_and_heals),

@@ -1,4 +1,4 @@
-/* Lossless gathers: the same bits as gathers of bf16, in one level and in two, whatever the values; bytes; bodies that
+/* Lossless gathers: the same bits as gathers of bf16, whatever the values; bytes; bodies that
  * are longer than their fronts; and what goes wrong. */
 #include "../lengths.h"
 #include "codec/bf16.h"
@@ -7,10 +7,9 @@
 
 enum { PIECE = 16384, SEGMENT = 4 * PIECE, N_STEPS = 5 };
 
-static trial make_lossless(size_t shard, int has_lanes, int per_host, int is_narrow) {
+static trial make_lossless(size_t shard, int has_lanes, int is_narrow) {
     trial t = make_trial(TAGC_GATHER_LOSSLESS, has_lanes);
     t.shard = shard;
-    if (per_host > 0) t.options.ranks_per_host = per_host;
     t.options.full_format = is_narrow ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
     return t;
 }
@@ -69,23 +68,22 @@ static void beside_body(rank_run *run) {
     options.lossless = 0;
     if (!CHECK(run, tagc_gatherer_create(v.comm, &options, &plain) == TAGC_OK)) return;
     void *expected = calloc(1, n_full);
-    float *own = v.masters + (size_t)v.row * shard;
+    float *own = v.masters + (size_t)run->rank * shard;
     for (int step = 0; step < N_STEPS; step++) {
         int of = step < 4 ? step : 3;
         uint64_t fronts, before = sent_bytes(&v);
-        for (size_t i = 0; i < shard; i++) own[i] = value_of(of, v.row, i);
+        for (size_t i = 0; i < shard; i++) own[i] = value_of(of, run->rank, i);
         v.t->now[run->rank] = step;
         CHECK(run, begin_gatherer(v.gatherer, own, v.full) == TAGC_OK);
         CHECK(run, tagc_gatherer_end(v.gatherer) == TAGC_OK);
         uint64_t sent = sent_bytes(&v) - before, n_bytes = row_bytes(own, shard, &fronts),
-                 n_sends = (uint64_t)v.n_rows - 1;
+                 n_sends = (uint64_t)run->world_size - 1;
         CHECK(run, begin_gatherer(plain, own, expected) == TAGC_OK);
         CHECK(run, tagc_gatherer_end(plain) == TAGC_OK);
         CHECK(run, memcmp(v.full, expected, n_full) == 0);
-        if (v.t->options.ranks_per_host == 1 &&
-            step == 2) /* rests; a short last segment may be shorter than its front */
+        if (step == 2) /* rests; a short last segment may be shorter than its front */
             CHECK(run, sent >= n_sends * n_bytes && sent <= n_sends * (n_bytes + 200));
-        if (v.t->options.ranks_per_host == 1 && step == 4) CHECK(run, sent == n_sends * fronts);
+        if (step == 4) CHECK(run, sent == n_sends * fronts);
     }
     tagc_gatherer_destroy(plain);
     free(expected);
@@ -95,30 +93,29 @@ static void beside_body(rank_run *run) {
 static void the_same_bits_as_bf16(void **state) {
     (void)state;
     static const struct {
-        int world_size, per_host;
+        int world_size;
         size_t shard;
-    } cases[] = {{1, 0, 700},         {2, 0, SEGMENT + 5}, {3, 0, 1},   {2, 0, 33 * PIECE - 9},
-                 {4, 2, SEGMENT + 5}, {6, 3, 700},         {4, 1, 5000}};
+    } cases[] = {{1, 700}, {2, SEGMENT + 5}, {3, 1}, {2, 33 * PIECE - 9}, {4, 5000}};
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++)
         for (int variant = 0; variant < 3; variant++) {
             if (cases[c].shard > 8 * PIECE && variant != (int)c % 3) continue;
-            trial t = make_lossless(cases[c].shard, variant != 0, cases[c].per_host, variant == 2);
+            trial t = make_lossless(cases[c].shard, variant != 0, variant == 2);
             run_trial(&t, cases[c].world_size, beside_body);
         }
 }
 
-/* The shard lies in `full`. Only the ranks of a host exchange. */
+/* The shard lies in `full`. */
 static void in_place_body(rank_run *run) {
     view v;
     if (!open_view(run, &v)) return;
     float *full = v.full;
     for (int step = 0; step < 3; step++) {
         for (size_t i = 0; i < v.t->shard; i++)
-            full[(size_t)v.row * v.t->shard + i] = value_of(step, run->rank, i);
-        CHECK(run, begin_gatherer(v.gatherer, full + (size_t)v.row * v.t->shard, full) == TAGC_OK);
+            full[(size_t)run->rank * v.t->shard + i] = value_of(step, run->rank, i);
+        CHECK(run, begin_gatherer(v.gatherer, full + (size_t)run->rank * v.t->shard, full) == TAGC_OK);
         CHECK(run, tagc_gatherer_end(v.gatherer) == TAGC_OK);
         for (size_t i = 0; i < v.n; i++) {
-            float value = value_of(step, v.first_rank + (int)(i / v.t->shard), i % v.t->shard), back;
+            float value = value_of(step, (int)(i / v.t->shard), i % v.t->shard), back;
             uint16_t half;
             tagc_bf16_narrow(&value, &half, 1);
             tagc_bf16_widen(&half, &back, 1);
@@ -128,12 +125,11 @@ static void in_place_body(rank_run *run) {
     close_view(&v);
 }
 
-static void rows_of_a_host_in_place(void **state) {
+static void rows_in_place(void **state) {
     (void)state;
     for (int has_lanes = 0; has_lanes < 2; has_lanes++) {
-        trial t = make_lossless(SEGMENT + 5, has_lanes, 2, 0);
-        t.options.within_host = 1;
-        run_trial(&t, 4, in_place_body);
+        trial t = make_lossless(SEGMENT + 5, has_lanes, 0);
+        run_trial(&t, 2, in_place_body);
     }
 }
 
@@ -174,10 +170,8 @@ static void many_body(rank_run *run) {
 
 static void many_are_under_way(void **state) {
     (void)state;
-    for (int per_host = 0; per_host <= 2; per_host += 2) {
-        trial t = make_lossless(3000, 1, per_host, 0);
-        run_trial(&t, 4, many_body);
-    }
+    trial t = make_lossless(3000, 1, 0);
+    run_trial(&t, 4, many_body);
 }
 
 /* ---- what goes wrong ---- */
@@ -237,7 +231,7 @@ static void damage_is_told_to_all(void **state) {
     (void)state;
     for (int variant = 0; variant < 11; variant++) {
         int world_size = 2 + variant % 2;
-        trial t = make_lossless(variant == 6 ? PIECE + 100 : 2000, 0, 0, variant % 3 == 0);
+        trial t = make_lossless(variant == 6 ? PIECE + 100 : 2000, 0, variant % 3 == 0);
         t.step = variant % 3;
         t.to = variant % world_size;
         t.from = (t.to + 1) % world_size;
@@ -280,7 +274,7 @@ static void spoilt_body(rank_run *run) {
 static void a_damaged_header_ends_it(void **state) {
     (void)state;
     for (uint64_t where = 0; where < 6; where++) {
-        trial t = make_lossless(2000, 0, 0, 0);
+        trial t = make_lossless(2000, 0, 0);
         t.step = 1;
         t.from = 1;
         t.damage = spoil_header;
@@ -292,7 +286,7 @@ static void a_damaged_header_ends_it(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_same_bits_as_bf16),    cmocka_unit_test(rows_of_a_host_in_place),
+        cmocka_unit_test(the_same_bits_as_bf16),    cmocka_unit_test(rows_in_place),
         cmocka_unit_test(many_are_under_way),       cmocka_unit_test(damage_is_told_to_all),
         cmocka_unit_test(a_damaged_header_ends_it),
     };

@@ -15,19 +15,17 @@
     } while (0)
 
 static void refuse_body(rank_run *run) {
-    static const char *const outputs[] = {
-        "8, must be 16: this rank's shard of 64 values", "8, must be 64: the whole unit of 64 values",
-        "8, must be 32: this rank's part, output is host_shard, of 64 values"};
-    static const uint64_t n_outputs[] = {16, 64, 32};
+    static const char *const outputs[] = {"8, must be 16: this rank's shard of 64 values",
+                                          "8, must be 64: the whole unit of 64 values"};
+    static const uint64_t n_outputs[] = {16, 64};
     float gradient[64], output[64];
     for (int i = 0; i < 64; i++) gradient[i] = (float)i;
-    for (int kind = 0; kind < 3; kind++) {
+    for (int kind = 0; kind < 2; kind++) {
         tagc_reducer_options options;
         tagc_reducer *reducer;
         tagc_reducer_options_init(&options);
         options.n_elems = 64;
         options.output = kind;
-        options.ranks_per_host = kind == TAGC_OUTPUT_HOST_SHARD ? 2 : 1;
         if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK)) return;
         uint64_t n = n_outputs[kind];
         REFUSES(run, tagc_reducer_begin(reducer, gradient, 63, output, n), "n_gradient is 63, must be 64");
@@ -168,51 +166,7 @@ static void test_any_size(void **state) {
             }
 }
 
-/* ---- rows that hosts have ---- */
-
-/* The same ranks_per_host in a reducer and in a gatherer: every rank gets the whole unit. */
-static void hosts_body(rank_run *run) {
-    enum { N = 64 };
-    float gradient[N], mean[N / 4], full[N] = {0};
-    for (int i = 0; i < N; i++) gradient[i] = (float)(i / (N / 4) + 1);
-    tagc_reducer_options reduce;
-    tagc_gatherer_options gather;
-    tagc_reducer *reducer;
-    tagc_gatherer *gatherer;
-    tagc_reducer_options_init(&reduce);
-    reduce.n_elems = N;
-    reduce.ranks_per_host = 2;
-    reduce.sparsity = 0;
-    reduce.format = TAGC_FORMAT_FP32;
-    tagc_gatherer_options_init(&gather);
-    gather.n_elems = N;
-    gather.ranks_per_host = reduce.ranks_per_host;
-    if (!CHECK(run, tagc_reducer_create(run->comm, &reduce, &reducer) == TAGC_OK)) return;
-    if (!CHECK(run, tagc_gatherer_create(run->comm, &gather, &gatherer) == TAGC_OK)) return;
-    CHECK(run, tagc_reducer_run(reducer, gradient, N, mean, N / 4, NULL) == TAGC_OK);
-    CHECK(run, tagc_gatherer_begin(gatherer, mean, N / 4, full, N) == TAGC_OK);
-    CHECK(run, tagc_gatherer_end(gatherer) == TAGC_OK);
-    CHECK(run, memcmp(full, gradient, sizeof full) == 0);
-    tagc_reducer_destroy(reducer);
-    tagc_gatherer_destroy(gatherer);
-
-    /* Within a host rows are longer, and a shard of the other length is refused. */
-    gather.within_host = 1;
-    if (!CHECK(run, tagc_gatherer_create(run->comm, &gather, &gatherer) == TAGC_OK)) return;
-    REFUSES(run, tagc_gatherer_begin(gatherer, mean, N / 4, full, N), "n_shard is 16, must be 32");
-    CHECK(run, tagc_gatherer_begin(gatherer, gradient + run->rank % 2 * (N / 2), N / 2, full, N) == TAGC_OK);
-    CHECK(run, tagc_gatherer_end(gatherer) == TAGC_OK && memcmp(full, gradient, sizeof full) == 0);
-    tagc_gatherer_destroy(gatherer);
-}
-
-static void test_hosts(void **state) {
-    (void)state;
-    rank_run runs[MAX_RANKS];
-    run_ranks(4, hosts_body, NULL, NULL, runs);
-}
-
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_refused), cmocka_unit_test(test_any_size),
-                                       cmocka_unit_test(test_hosts)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_refused), cmocka_unit_test(test_any_size)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

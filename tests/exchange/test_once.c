@@ -48,9 +48,7 @@ static trial make_trial(int world_size, size_t shard, int output, int format, in
 
 static void make_arrays(trial *t) {
     const tagc_reducer_options *o = &t->options;
-    t->n_out = o->output == TAGC_OUTPUT_UNIT    ? t->n
-               : o->output == TAGC_OUTPUT_SHARD ? t->n / (size_t)t->world_size
-                                                : t->n / (size_t)o->ranks_per_host;
+    t->n_out = o->output == TAGC_OUTPUT_UNIT ? t->n : t->n / (size_t)t->world_size;
     size_t n_rows = (size_t)t->n_steps * (size_t)t->world_size;
     t->gradients = calloc(n_rows * t->n, sizeof(float));
     t->outputs = calloc(n_rows * t->n_out, sizeof(float));
@@ -107,63 +105,50 @@ static void round_row(int format, size_t block, uint32_t seed, float *x, size_t 
     }
 }
 
-/* The shard that the rank `local` of host `to` owns, as it leaves the owner. */
-static void expect_shard(const trial *t, int step, size_t to, size_t local, size_t first, size_t shard,
-                         float *sums) {
+/* The shard of `owner`, as it leaves it. */
+static void expect_shard(const trial *t, int step, size_t owner, size_t shard, float *sums) {
     const tagc_reducer_options *o = &t->options;
-    size_t per_host = (size_t)o->ranks_per_host, n_hosts = (size_t)t->world_size / per_host;
     int is_back = o->output != TAGC_OUTPUT_SHARD;
     float scale = o->op == TAGC_OP_AVG ? 1.0f / (float)t->world_size : 1.0f,
           *row = malloc(shard * sizeof *row);
     memset(sums, 0, shard * sizeof *sums);
-    for (size_t host = 0; host < n_hosts; host++) {
-        uint32_t rank = (uint32_t)(host * per_host + local);
-        for (size_t l = 0; l < per_host; l++) {
-            const float *from = t->gradients + row_of(t, step, (int)(host * per_host + l)) * t->n + first;
-            for (size_t i = 0; i < shard; i++) row[i] = l ? row[i] + from[i] : from[i];
-        }
-        if (!is_back || host != to)
+    for (size_t rank = 0; rank < (size_t)t->world_size; rank++) {
+        memcpy(row, t->gradients + row_of(t, step, (int)rank) * t->n + owner * shard, shard * sizeof *row);
+        if (!is_back || rank != owner)
             round_row(o->format, (size_t)o->block,
-                      oracle_seed(o->rounding_seed, (uint64_t)step + 1, rank, (uint32_t)to), row, shard);
+                      oracle_seed(o->rounding_seed, (uint64_t)step + 1, (uint32_t)rank, (uint32_t)owner), row,
+                      shard);
         for (size_t i = 0; i < shard; i++) sums[i] += (is_back ? 1 : scale) * row[i];
     }
     if (is_back) {
-        uint32_t owner = (uint32_t)(to * per_host + local);
         round_row(o->result_format == -1 ? o->format : o->result_format, (size_t)o->block,
-                  oracle_seed(o->rounding_seed, (uint64_t)step + 1, owner, (uint32_t)to), sums, shard);
+                  oracle_seed(o->rounding_seed, (uint64_t)step + 1, (uint32_t)owner, (uint32_t)owner), sums,
+                  shard);
         for (size_t i = 0; i < shard; i++) sums[i] = 0 + scale * sums[i];
     }
     free(row);
 }
 
 static void assert_step(const trial *t, int step, const float *owned) {
-    size_t per_host = (size_t)t->options.ranks_per_host, shard = t->n / (size_t)t->world_size;
+    size_t shard = t->n / (size_t)t->world_size;
     for (size_t rank = 0; rank < (size_t)t->world_size; rank++) {
-        size_t first = t->options.output == TAGC_OUTPUT_SHARD        ? rank * shard
-                       : t->options.output == TAGC_OUTPUT_HOST_SHARD ? rank % per_host * t->n_out
-                                                                     : 0;
+        size_t first = t->options.output == TAGC_OUTPUT_SHARD ? rank * shard : 0;
         const float *found = t->outputs + ((size_t)step * (size_t)t->world_size + rank) * t->n_out;
         for (size_t i = 0; i < t->n_out; i++)
             if (bits_of(found[i]) != bits_of(owned[first + i]))
-                fail_msg("W %d, per host %zu, format %d, output %d, step %d, rank %zu, element %zu: %.9g, "
-                         "expected %.9g",
-                         t->world_size, per_host, t->options.format, t->options.output, step, rank, i,
-                         (double)found[i], (double)owned[first + i]);
+                fail_msg("W %d, format %d, output %d, step %d, rank %zu, element %zu: %.9g, expected %.9g",
+                         t->world_size, t->options.format, t->options.output, step, rank, i, (double)found[i],
+                         (double)owned[first + i]);
     }
 }
 
 static void assert_as_oracle(trial *t) {
-    size_t per_host = (size_t)t->options.ranks_per_host, n_hosts = (size_t)t->world_size / per_host;
     size_t shard = t->n / (size_t)t->world_size;
     float *owned = malloc(t->n * sizeof *owned);
     run_trial(t);
     for (int step = 0; step < t->n_steps; step++) {
-        for (size_t host = 0; host < n_hosts; host++)
-            for (size_t local = 0; local < per_host; local++) {
-                size_t row = t->options.output == TAGC_OUTPUT_HOST_SHARD ? local * n_hosts + host
-                                                                         : host * per_host + local;
-                expect_shard(t, step, host, local, row * shard, shard, owned + row * shard);
-            }
+        for (size_t owner = 0; owner < (size_t)t->world_size; owner++)
+            expect_shard(t, step, owner, shard, owned + owner * shard);
         assert_step(t, step, owned);
     }
     free(owned);
@@ -172,7 +157,7 @@ static void assert_as_oracle(trial *t) {
 static const int world_sizes[] = {1, 2, 3, 4, 6, 8};
 enum { N_WORLDS = REPEATS(6, 4, 3), N_VARIANTS = REPEATS(12, 12, 6) };
 
-/* Every kind of number, output and format, with ranks on hosts and without. */
+/* Every kind of number, output and format. */
 static void test_bits(void **state) {
     (void)state;
     static const int formats[] = {TAGC_FORMAT_INT4, TAGC_FORMAT_INT8, TAGC_FORMAT_FP32, TAGC_FORMAT_INT4};
@@ -181,9 +166,9 @@ static void test_bits(void **state) {
         for (int variant = 0; variant < N_VARIANTS; variant++) {
             int world_size = world_sizes[w];
             random_state = (uint64_t)(w * 100 + variant);
-            trial t = make_trial(world_size, (size_t[]){700, 333, 5000}[variant % 3], variant % 3,
+            trial t = make_trial(world_size, (size_t[]){700, 333, 5000}[variant % 3], variant / 2 % 2,
                                  formats[variant % 4], 2);
-            t.options.op = variant / 2 % 2;
+            t.options.op = variant / 4 % 2;
             t.options.block = 16 << variant % 5;
             t.options.rounding_seed = (uint64_t)variant << 40;
             t.options.n_threads = 1 + variant % 4 / 3;
@@ -191,7 +176,6 @@ static void test_bits(void **state) {
             int is_exact =
                 t.options.format == TAGC_FORMAT_FP32 && t.options.result_format <= TAGC_FORMAT_FP32;
             if (is_exact) t.options.block = 0; /* there are none */
-            if (variant % 4 == 3 && world_size % 2 == 0 && world_size > 2) t.options.ranks_per_host = 2;
             make_arrays(&t);
             for (size_t i = 0; i < 2 * (size_t)world_size * t.n; i++)
                 t.gradients[i] = drawn((variant + w) % N_KINDS, i, (int)(i / t.n) % world_size);
@@ -361,7 +345,6 @@ static void gather_body(rank_run *run) {
     options.rounding = TAGC_ROUNDING_STOCHASTIC;
     options.rounding_seed = 5 + (uint64_t)run->rank; /* ranks may differ */
     options.n_threads = 2;
-    options.ranks_per_host = W == 4 ? 2 : 1;
     for (size_t i = 0; i < GATHERED; i++) own[i] = given(run->rank, i);
     if (!CHECK(run, tagc_gatherer_create(run->comm, &options, &gatherer) == TAGC_OK)) return;
     for (int g = 0; g < GATHERS; g++) {
@@ -392,7 +375,7 @@ static void gather_body(rank_run *run) {
     CHECK(run, mean * GATHERS > 0.75 * expected && mean * GATHERS < 1.3 * expected);
     uint64_t sent[TAGC_N_LEGS];
     tagc_comm_bytes(run->comm, sent, NULL, TAGC_N_LEGS);
-    if (W != 4) CHECK(run, sent[TAGC_LEG_GATHER] == GATHERS * (W - 1) * (GATHERED + 4 * 2 + 16));
+    CHECK(run, sent[TAGC_LEG_GATHER] == GATHERS * (W - 1) * (GATHERED + 4 * 2 + 16));
     tagc_gatherer_destroy(gatherer);
     free(own), free(full), free(means);
 }

@@ -212,36 +212,8 @@ static void test_direct_order(void **state) {
     }
 }
 
-/* Ranks that differ send each other no fragments, so all of them hear of it from the agreement. */
-static void hosts_order_body(rank_run *run) {
-    caller c = new_caller(run, TAGC_EXCHANGE_DIRECT);
-    uint64_t n;
-    c.options.ranks_per_host = 2;
-    if (!make(&c)) return;
-    CHECK(run, tagc_reducer_set_sparsity(c.reducer, run->rank % 2 ? 0.25 : 0.5) == TAGC_OK);
-    keep_status(run, step(&c, NULL));
-    float residual[GOOD_ELEMS];
-    n = residual_to(c.reducer, residual);
-    for (uint64_t i = 0; i < n; i++) CHECK(run, residual[i] == 0);
-    CHECK(run, tagc_reducer_set_sparsity(c.reducer, 0.5) == TAGC_OK);
-    CHECK(run, step(&c, NULL) == TAGC_OK);
-    tagc_reducer_destroy(c.reducer);
-}
-
-static void test_hosts_order(void **state) {
-    (void)state;
-    rank_run runs[MAX_RANKS];
-    run_ranks(4, hosts_order_body, NULL, NULL, runs);
-    for (int r = 0; r < 4; r++) {
-        assert_int_equal(runs[r].status, TAGC_ERR_MISMATCH);
-        assert_non_null(strstr(runs[r].text, r % 2 == 0 ? "rank 11: sparsity: 48 of a shard's 64"
-                                                        : "rank 10: sparsity: 32 of a shard's 64"));
-    }
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_order), cmocka_unit_test(test_direct_order),
-                                       cmocka_unit_test(test_hosts_order),
                                        cmocka_unit_test(test_change_of_level)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

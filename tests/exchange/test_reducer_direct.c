@@ -114,12 +114,11 @@ static void assert_same_bits(const float *a, const float *b, size_t n, const exp
                              size_t step, size_t rank) {
     for (size_t i = 0; i < n; i++) {
         if (bits_of(a[i]) == bits_of(b[i])) continue;
-        fail_msg("W %d, per host %d, values %d, residual %d, sparsity %g, all %d: %s of step %zu, rank %zu, "
-                 "element %zu: "
+        fail_msg("W %d, values %d, residual %d, sparsity %g, all %d: %s of step %zu, rank %zu, element %zu: "
                  "%.9g (%08x), expected %.9g (%08x)",
-                 x->world_size, x->options.ranks_per_host, x->options.format, x->options.residual,
-                 x->options.sparsity, x->options.output, what, step, rank, i, (double)a[i], bits_of(a[i]),
-                 (double)b[i], bits_of(b[i]));
+                 x->world_size, x->options.format, x->options.residual, x->options.sparsity,
+                 x->options.output, what, step, rank, i, (double)a[i], bits_of(a[i]), (double)b[i],
+                 bits_of(b[i]));
     }
 }
 
@@ -146,7 +145,7 @@ static void assert_as_oracle(experiment *x) {
             assert_same_bits(x->residuals + row, residuals + r * n, direct_residual(&m), x, "residual", step,
                              r);
             assert_int_equal(x->stats[step][r].nonfinite, 0);
-            if (m.coded) assert_int_equal(x->stats[step][r].n_sent, n_sent[r]);
+            assert_int_equal(x->stats[step][r].n_sent, n_sent[r]);
             if (options.sparsity == 0) assert_int_equal(x->stats[step][r].n_union, n);
         }
     }
@@ -202,7 +201,7 @@ static void test_all_reduce(void **state) {
             for (int i = (w + values) % EACH_SPARSITY; i < 5; i += EACH_SPARSITY) {
                 experiment x = make_experiment(world_sizes[w], (size_t[]){700, 257, 16}[(w + values) % 3], 3,
                                                (uint64_t)(w * 200 + i));
-                x.options.output = 1 + (w + i) % 2;
+                x.options.output = TAGC_OUTPUT_UNIT;
                 x.options.format = values;
                 x.options.sparsity = sparsities[i];
                 x.options.block = 16 << i % 4;
@@ -210,13 +209,11 @@ static void test_all_reduce(void **state) {
                 choose_results(&x.options, w * 11 + values * 4 + i);
                 x.options.residual = residual_of(w + 2 * values + 3 * i);
                 tagc_reducer_options_prune(&x.options);
-                x.is_in_place =
-                    (values + i / 2) % 2 && x.options.output == TAGC_OUTPUT_UNIT && x.world_size > 1;
+                x.is_in_place = (values + i / 2) % 2 && x.world_size > 1;
                 assert_as_oracle(&x);
-                if (x.options.output == 1)
-                    for (int r = 1; r < x.world_size; r++) /* what the oracle says of each, said of all */
-                        assert_memory_equal(x.outputs, x.outputs + row_of(&x, 0, (size_t)r),
-                                            x.options.n_elems * sizeof(float));
+                for (int r = 1; r < x.world_size; r++) /* what the oracle says of each, said of all */
+                    assert_memory_equal(x.outputs, x.outputs + row_of(&x, 0, (size_t)r),
+                                        x.options.n_elems * sizeof(float));
                 destroy_experiment(&x);
             }
 }
@@ -224,15 +221,14 @@ static void test_all_reduce(void **state) {
 /* Elsewhere the output must lie apart. */
 static void refuse_overlaps(rank_run *run) {
     float arrays[3 * 64] = {0};
-    for (int variant = run->world_size > 1 ? 0 : 4; variant < (run->world_size > 1 ? 4 : 5); variant++) {
+    for (int variant = run->world_size > 1 ? 0 : 3; variant < (run->world_size > 1 ? 3 : 4); variant++) {
         tagc_reducer *reducer;
         tagc_reducer_options options;
         tagc_reducer_options_init(&options);
         options.n_elems = 64;
-        options.output = variant != 3 ? TAGC_OUTPUT_UNIT : TAGC_OUTPUT_SHARD;
+        options.output = TAGC_OUTPUT_UNIT;
         if (variant == 1) options.gradient = TAGC_FORMAT_BF16;
         if (variant == 2) set_exchange(&options, WHOLE);
-        if (variant == 3) options.ranks_per_host = 2;
         if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK)) return;
         float *output =
             variant == 1 || variant > 2 ? arrays : arrays + 1; /* in its own place: test_in_place */
@@ -250,26 +246,6 @@ static void test_overlaps(void **state) {
     run_ranks(1, refuse_overlaps, NULL, NULL, runs);
 }
 
-/* Every way to put W ranks on hosts. */
-static void test_hosts(void **state) {
-    (void)state;
-    for (int w = 0; w < n_worlds(); w++)
-        for (int per_host = 1; per_host <= world_sizes[w]; per_host++)
-            for (int variant = 0; variant < 9 && world_sizes[w] % per_host == 0; variant++) {
-                static const int formats[] = {TAGC_FORMAT_FP32, TAGC_FORMAT_INT4, TAGC_FORMAT_BF16};
-                experiment x = make_experiment(world_sizes[w], (size_t[]){5000, 333, 48}[variant % 3], 3,
-                                               (uint64_t)(w * 300 + variant));
-                x.options.ranks_per_host = per_host;
-                x.options.output = variant / 3;
-                x.options.format = formats[(variant + per_host) % 3];
-                x.options.sparsity = variant % 4 == 3 ? 0 : 0.95;
-                x.options.op = variant % 2;
-                x.options.residual = residual_of(w + per_host + 2 * variant);
-                assert_as_oracle(&x);
-                destroy_experiment(&x);
-            }
-}
-
 /* θ that changes between steps: from everything to little, back, and through nothing at all. */
 static void test_sparsity_changes(void **state) {
     (void)state;
@@ -277,8 +253,7 @@ static void test_sparsity_changes(void **state) {
     for (int variant = 0; variant < 24; variant += EACH_VARIANT) {
         experiment x = make_experiment(2 + variant % 3 * 2, 600, 6, (uint64_t)variant + 900);
         x.options.format = variant % 5;
-        x.options.output = variant / 2 % 3;
-        x.options.ranks_per_host = 1 + variant / 6 % 2;
+        x.options.output = variant / 2 % 2;
         choose_results(&x.options, variant * 7);
         tagc_reducer_options_prune(&x.options);
         x.options.residual = residual_of(variant);
@@ -295,8 +270,7 @@ static void test_reload(void **state) {
     for (int variant = 0; variant < 12; variant++) {
         experiment x = make_experiment(4, 500, 5, (uint64_t)variant + 950);
         x.options.format = variant % 5;
-        x.options.output = variant % 3;
-        x.options.ranks_per_host = 1 << variant / 4;
+        x.options.output = variant % 2;
         x.options.residual = residual_of(variant);
         x.reload_at = 2;
         assert_as_oracle(&x); /* which knows of no interruption */
@@ -310,7 +284,6 @@ static void test_threads(void **state) {
     for (int variant = 0; variant < 9; variant += EACH_SPARSITY) {
         experiment one = make_experiment(4, 30000, 2, 970);
         one.options.format = variant % 5;
-        one.options.ranks_per_host = variant < 6 ? 1 : 2;
         one.options.output = variant / 2 % 2;
         one.options.sparsity = variant % 3 ? 0.95 : 0;
         one.options.residual = residual_of(variant);
@@ -331,8 +304,7 @@ static void test_threads(void **state) {
 }
 
 /* What went in has come out or is still there: the sum of outputs, times W where they are means, and of residuals.
- * Gradients are multiples of 1/128 below 1: exact in bf16, as rows within a host travel, and with fp32 values and W a
- * power of two every sum is exact. */
+ * Gradients are multiples of 1/128 below 1: with fp32 values and W a power of two every sum is exact. */
 static void check_conserved(experiment *x, double tolerance) {
     size_t W = (size_t)x->world_size, n = (size_t)x->options.n_elems, n_steps = (size_t)x->n_steps;
     direct_model m = direct_model_of(&x->options, x->world_size);
@@ -346,21 +318,16 @@ static void check_conserved(experiment *x, double tolerance) {
         for (size_t r = 0; r < W; r++) {
             const float *gradient = x->gradients + row_of(x, step, r);
             for (size_t i = 0; i < n; i++) in[i] += (double)gradient[i];
-            size_t host = r / m.per_host, local = r % m.per_host, begin = direct_begin(&m, host, local);
-            const float *owned = x->outputs + row_of(x, step, r);
-            if (x->options.output == 1) owned += begin;
-            if (x->options.output == 2) owned += host * m.shard;
+            size_t begin = r * m.shard;
+            const float *owned = x->outputs + row_of(x, step, r) + (x->options.output ? begin : 0);
             for (size_t i = 0; i < m.shard; i++) out[begin + i] += (double)owned[i] / (double)m.scale;
         }
     for (size_t r = 0; r < W && m.has_residual; r++)
-        for (size_t to = 0; to < m.n_hosts; to++)
-            for (size_t i = 0; i < m.shard; i++)
-                out[direct_begin(&m, to, r % m.per_host) + i] +=
-                    (double)x->residuals[row_of(x, n_steps - 1, r) + to * m.shard + i];
+        for (size_t i = 0; i < n; i++) out[i] += (double)x->residuals[row_of(x, n_steps - 1, r) + i];
     for (size_t i = 0; i < n; i++) worst = fmax(worst, fabs(in[i] - out[i]));
     if (!(worst <= tolerance))
-        fail_msg("W %d, per host %d, values %d, all %d, op %d: %g is missing", x->world_size,
-                 x->options.ranks_per_host, x->options.format, x->options.output, x->options.op, worst);
+        fail_msg("W %d, values %d, all %d, op %d: %g is missing", x->world_size, x->options.format,
+                 x->options.output, x->options.op, worst);
     free(in);
     free(out);
     free(output);
@@ -368,12 +335,11 @@ static void check_conserved(experiment *x, double tolerance) {
 
 static void test_conservation(void **state) {
     (void)state;
-    for (int variant = 0; variant < 6 * 2 * 3 * 3; variant += EACH_VARIANT) {
-        int world_size = variant / 6 % 2 ? 4 : 8, per_host = 1 << variant / 36;
+    for (int variant = 0; variant < 6 * 2 * 3; variant += EACH_VARIANT) {
+        int world_size = variant / 6 % 2 ? 4 : 8;
         experiment x = make_experiment(world_size, 300, MAX_STEPS, (uint64_t)variant);
         x.options.format = variant % 5;
-        x.options.output = variant / 12 % 3;
-        x.options.ranks_per_host = per_host;
+        x.options.output = variant / 12 % 2;
         x.options.op = variant % 5 % 2;
         x.options.sparsity = variant % 7 ? 0.95 : 0;
         choose_results(&x.options, variant);
@@ -433,17 +399,14 @@ static void nonfinite_body(rank_run *run) {
 static void test_nonfinite(void **state) {
     (void)state;
     static const float kinds[] = {NAN, INFINITY, -INFINITY};
-    for (int variant = 0; variant < 72; variant += EACH_VARIANT) {
+    for (int variant = 0; variant < 48; variant += EACH_VARIANT) {
         int world_size = (int[]){1, 2, 4}[variant % 3];
         experiment x = make_experiment(world_size, 200, 2, 980),
                    plain = make_experiment(world_size, 200, 2, 980);
         x.options.format = variant / 3 % 5;
         x.options.sparsity = variant % 4 ? 0.9 : 0;
         x.options.residual = residual_of(variant);
-        x.options.output = variant / 18 % 3;
-        x.options.ranks_per_host = world_size == 4 && variant % 2        ? 2
-                                   : world_size == 2 && variant % 5 == 0 ? 2
-                                                                         : 1;
+        x.options.output = variant / 18 % 2;
         plain.options = x.options;
         nonfinite_case c = {.x = &x, .at_rank = variant % world_size, .what = kinds[variant % 3]};
         c.at = mix((uint64_t)variant) % x.options.n_elems;
@@ -471,30 +434,16 @@ static void assert_void(experiment *x) {
 /* Finite values that add up to more than there are numbers for. */
 static void test_overflow(void **state) {
     (void)state;
-    for (int variant = 0; variant < 12; variant++) {
+    for (int variant = 0; variant < 8; variant++) {
         experiment x = make_experiment(2, 64, 1, 1);
         x.options.op = TAGC_OP_SUM;
         x.options.format = variant % 2; /* fp32, bf16: integers never come near */
         x.options.output = variant / 2 % 2;
-        x.options.ranks_per_host = 1 + variant / 4 % 2;
-        x.options.sparsity = variant / 8 ? 0 : 0.9;
+        x.options.sparsity = variant / 4 ? 0 : 0.9;
         x.gradients[5] = x.gradients[row_of(&x, 0, 1) + 5] = 3e38f;
         assert_void(&x);
         destroy_experiment(&x);
     }
-}
-
-/* A sum that fp32 holds and the bf16 in which one host's ranks hand it around does not. */
-static void test_overflow_of_wire(void **state) {
-    (void)state;
-    experiment x = make_experiment(2, 64, 1, 1);
-    x.options.op = TAGC_OP_SUM;
-    x.options.output = 1;
-    x.options.ranks_per_host = 2;
-    x.gradients[5] = 3.4e38f; /* its owner's, so that it comes to the sum as it is */
-    x.gradients[row_of(&x, 0, 1) + 5] = 0;
-    assert_void(&x);
-    destroy_experiment(&x);
 }
 
 /* Means that are finite where what their rounding loses, times W, is not: told, and not left in a residual for ever. */
@@ -572,43 +521,14 @@ static void test_stats(void **state) {
     destroy_experiment(&x);
 }
 
-/* Sums that were sent back, counted in the output of each rank. */
-static void test_returned_of_hosts(void **state) {
-    (void)state;
-    for (int all_reduce = 0; all_reduce < 3; all_reduce++) {
-        experiment x = make_experiment(4, 800, 1, 991);
-        x.options.output = all_reduce;
-        x.options.format = TAGC_FORMAT_FP32;
-        x.options.ranks_per_host = 2;
-        rank_run runs[MAX_RANKS];
-        run_ranks(4, run_steps, &x, NULL, runs);
-        size_t n_output = all_reduce == 0 ? 0 : all_reduce == 1 ? 3200 : 1600;
-        for (int r = 0; r < 4; r++) {
-            uint64_t n_returned = 0;
-            for (size_t i = 0; i < n_output; i++) n_returned += x.outputs[row_of(&x, 0, (size_t)r) + i] != 0;
-            assert_int_equal(n_returned, n_output / 800 * 96);
-            assert_int_equal(x.stats[0][r].n_returned, n_returned);
-        }
-        destroy_experiment(&x);
-    }
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_formats),
-        cmocka_unit_test(test_all_reduce),
-        cmocka_unit_test(test_overlaps),
-        cmocka_unit_test(test_hosts),
-        cmocka_unit_test(test_sparsity_changes),
-        cmocka_unit_test(test_reload),
-        cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_conservation),
-        cmocka_unit_test(test_nonfinite),
-        cmocka_unit_test(test_overflow),
-        cmocka_unit_test(test_overflow_of_wire),
-        cmocka_unit_test(test_overflow_of_errors),
+        cmocka_unit_test(test_formats),      cmocka_unit_test(test_all_reduce),
+        cmocka_unit_test(test_overlaps),     cmocka_unit_test(test_sparsity_changes),
+        cmocka_unit_test(test_reload),       cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_conservation), cmocka_unit_test(test_nonfinite),
+        cmocka_unit_test(test_overflow),     cmocka_unit_test(test_overflow_of_errors),
         cmocka_unit_test(test_stats),
-        cmocka_unit_test(test_returned_of_hosts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

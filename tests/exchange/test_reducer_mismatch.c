@@ -29,7 +29,6 @@ static const difference differences[] = {
     {"format", TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT4, NULL},
     {"format", WHOLE, TAGC_FORMAT_BF16, "format: rank 12 has bf16, rank 10 has fp32"},
     {"block", TAGC_EXCHANGE_DIRECT, 64, NULL},
-    {"ranks_per_host", TAGC_EXCHANGE_DIRECT, 2, NULL},
     {"residual", TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT4,
      "residual: rank 12 has int4, rank 10 has the default"},
     {"residual", TAGC_EXCHANGE_DIRECT, TAGC_RESIDUAL_NONE,

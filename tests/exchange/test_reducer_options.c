@@ -37,9 +37,7 @@ static const struct {
     {"sparsity", 0.5, ALL, ""},
     {"op", TAGC_OP_SUM, ALL, ""},
     {"output", TAGC_OUTPUT_UNIT, ALL, ""},
-    {"output", TAGC_OUTPUT_HOST_SHARD, DIRECT, "output is host_shard, but exchange"},
     {"block", 64, DIRECT, "block is 64, but exchange"},
-    {"ranks_per_host", 2, DIRECT, "ranks_per_host is 2, but exchange"},
     {"n_threads", 2, ALL, ""},
     {"residual", TAGC_FORMAT_FP32, ALL, ""},
     {"residual", TAGC_FORMAT_INT8, DIRECT, "residual is int8, but exchange"},
@@ -121,7 +119,7 @@ static void bad_enums(rank_run *run) {
         {"residual", "residual is 1, must be none (-2), -1 (the default), fp32 (0), int8 (2) or int4 (3)", 1},
         {"gradient", "gradient is 9, must be fp32 (0) or bf16 (1)", 9},
         {"op", "op is 9, must be avg (0) or sum (1)", 9},
-        {"output", "output is 9, must be shard (0), unit (1) or host_shard (2)", 9},
+        {"output", "output is 9, must be shard (0) or unit (1)", 9},
         {"index", "index is 9, must be or (0), sum4 (1) or sum1 (2)", 9},
         {"cells", "cells is 9, must be fp32 (0) or fixed (1)", 9},
         {"unpeeled", "unpeeled is 9, must be packed (0), residual (1) or estimate (2)", 9},
@@ -140,12 +138,6 @@ static void bad_sizes(rank_run *run) {
     tagc_reducer_options options = good_options(run->world_size);
     options.n_elems = 0;
     expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "n_elems is 0");
-    options.n_elems = 65;
-    options.ranks_per_host = run->world_size;
-    if (run->world_size > 1)
-        expect_refusal(run, &options, TAGC_ERR_ARGUMENT,
-                       "the number of ranks, where ranks_per_host is above 1");
-    options.ranks_per_host = 1;
     options.n_elems = (uint64_t)run->world_size << 32;
     expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "n_elems is");
     options = good_options(run->world_size);
@@ -193,14 +185,8 @@ static void bad_combinations(rank_run *run) {
     options.result_sparsity = -0.5;
     expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "result_sparsity is -0.5, must be in [0, 1], or -1");
     options = direct;
-    options.ranks_per_host = 3;
-    expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "ranks_per_host is 3, must divide the world size");
-    options = direct;
-    options.ranks_per_host = run->world_size;
-    options.gradient = TAGC_FORMAT_BF16;
-    if (run->world_size > 1)
-        expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED,
-                       "gradient is bf16, must be fp32 where ranks_per_host is above 1");
+    options.output = TAGC_OUTPUT_HOST_SHARD; /* of a model alone */
+    expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "output is 2, must be shard (0) or unit (1)");
 }
 
 /* Without a residual: whatever would lose something for good. */
@@ -311,14 +297,12 @@ static void check_pruned(const struct prune_case *c, int selects) {
     o->format = c->format;
     o->sparsity = selects ? 0.9 : 0;
     o->block = 64;
-    o->ranks_per_host = 2;
     o->paper = &b.paper;
     tagc_reducer_options_prune(o);
     assert_int_equal(o->exchange, c->exchange);
     assert_int_equal(o->format, c->sent_format);
     assert_true(o->sparsity == (selects ? 0.9 : 0));
     assert_int_equal(o->block, c->keeps_block ? 64 : 0);
-    assert_int_equal(o->ranks_per_host, is_direct ? 2 : 1);
     assert_ptr_equal(o->paper, is_direct ? NULL : &b.paper);
 }
 

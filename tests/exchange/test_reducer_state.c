@@ -242,27 +242,26 @@ static void test_change(void **state) {
 
 /* A reducer of one rank in a world of which nobody else is there. */
 typedef struct world {
-    int world_size, ranks_per_host, format;
+    int world_size, format;
     tagc_local_group *group;
     tagc_comm *comm;
     tagc_reducer *reducer;
     size_t n, shard;
 } world;
 
-static void make_world(world *w, uint64_t n_elems, int world_size, int ranks_per_host, int format) {
+static void make_world(world *w, uint64_t n_elems, int world_size, int format) {
     tagc_reducer_options options;
-    *w = (world){.world_size = world_size, .ranks_per_host = ranks_per_host, .format = format};
+    *w = (world){.world_size = world_size, .format = format};
     assert_int_equal(tagc_local_group_create(world_size, &w->group), TAGC_OK);
     assert_int_equal(tagc_comm_create_local(w->group, 0, NULL, &w->comm), TAGC_OK);
     tagc_reducer_options_init(&options);
     options.n_elems = n_elems;
-    options.ranks_per_host = ranks_per_host;
     options.residual = format;
     assert_int_equal(tagc_reducer_make_alone(&tagc_host_arrays, NULL, w->comm, &options, &w->reducer),
                      TAGC_OK);
     w->n = (size_t)tagc_reducer_residual_elems(w->reducer);
     w->shard = (size_t)(n_elems / (uint64_t)world_size);
-    assert_int_equal(w->n, n_elems / (uint64_t)ranks_per_host);
+    assert_int_equal(w->n, n_elems);
 }
 
 static void destroy_world(world *w) {
@@ -279,7 +278,7 @@ static float put_by(int rank, size_t i, int is_integer) {
 /* had: what was saved after `step` steps. All of it is there afterwards, or nothing has changed. */
 static void load_into(const world *to, const world *from, const void *saved, uint64_t n_bytes,
                       const float *had, int is_integer, uint64_t step) {
-    int fits = to->ranks_per_host == from->ranks_per_host && to->world_size == from->world_size;
+    int fits = to->world_size == from->world_size;
     float *values = malloc(to->n * sizeof *values);
     assert_int_equal(tagc_reducer_scale_residual(to->reducer, 0), TAGC_OK);
     assert_int_equal(tagc_reducer_set_steps(to->reducer, 77), TAGC_OK);
@@ -293,10 +292,8 @@ static void load_into(const world *to, const world *from, const void *saved, uin
                              : off != 0;
     }
     if (n_wrong || status != (fits ? TAGC_OK : TAGC_ERR_MISMATCH))
-        fail_msg("%zu values in format %d of %d ranks, %d per host, loaded into %d, of %d, %d: status %d, "
-                 "%zu wrong",
-                 from->n, from->format, from->world_size, from->ranks_per_host, to->format, to->world_size,
-                 to->ranks_per_host, (int)status, n_wrong);
+        fail_msg("%zu values in format %d of %d ranks, loaded into %d, of %d: status %d, %zu wrong", from->n,
+                 from->format, from->world_size, to->format, to->world_size, (int)status, n_wrong);
     assert_int_equal(tagc_reducer_steps(to->reducer), fits ? step : 77);
     free(values);
 }
@@ -317,8 +314,8 @@ static void load_all(const world *from, const world *worlds, int n_worlds, int n
     free(had), free(saved);
 }
 
-/* Every pair of worlds of these sizes that can share n_elems, in every two formats and with 1, 2 or 4 ranks per host. Shards of
- * one length take as many bytes as longer ones: rows are filled up. */
+/* Every pair of worlds of these sizes that can share n_elems, in every two formats. Shards of one length take
+ * as many bytes as longer ones: rows are filled up. */
 static void test_another_world(void **state) {
     (void)state;
     static const struct {
@@ -331,11 +328,8 @@ static void test_another_world(void **state) {
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         int n = 0;
         for (int size = cases[c].first; size <= cases[c].last; size++)
-            for (int per_host = 1; per_host <= 4; per_host *= 2)
-                for (int f = 0; f < N_FORMATS; f++)
-                    if (cases[c].n_elems % (uint64_t)size == 0 && size % per_host == 0 &&
-                        (per_host == 1 || per_host < size)) /* else there is no residual */
-                        make_world(&worlds[n++], cases[c].n_elems, size, per_host, formats[f]);
+            for (int f = 0; f < N_FORMATS && cases[c].n_elems % (uint64_t)size == 0; f++)
+                make_world(&worlds[n++], cases[c].n_elems, size, formats[f]);
         assert_true(n > 4);
         for (int w = 0; w < n; w++)
             for (int is_integer = 0; is_integer < 2; is_integer++)

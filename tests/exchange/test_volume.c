@@ -149,12 +149,12 @@ static float plain_gradient(uint64_t seed, int rank, uint64_t i) {
 /* Bodies that this rank sends, as their owners have them; a reducer without results still knows. */
 static void gather_bodies(rank_run *run, const tagc_direct *d, tagc_encoded *bodies) {
     tagc_fragment own[MAX_RANKS] = {{0}}, all[MAX_RANKS][MAX_RANKS];
-    for (int host = 0; d->coded && host < d->n_hosts; host++) own[host] = d->received[host];
+    for (int from = 0; from < run->world_size; from++) own[from] = d->received[from];
     CHECK(run, tagc_comm_all_gather(run->comm, own, sizeof own, all, (size_t)run->world_size * sizeof own) ==
                    TAGC_OK);
     for (int q = 0; q < run->world_size; q++)
-        bodies[q] =
-            (tagc_encoded){.n_bytes = all[q][d->host].n_bytes, .n_index_bytes = all[q][d->host].index_bytes};
+        bodies[q] = (tagc_encoded){.n_bytes = all[q][run->rank].n_bytes,
+                                   .n_index_bytes = all[q][run->rank].index_bytes};
 }
 
 /* Of one step, with and without its results; returns 0 when planned and sent differ by more than `tolerance`. */
@@ -163,7 +163,7 @@ static void direct_once(rank_run *run) {
     tagc_reducer_options options = c->options, scatter;
     options.n_elems = tagc_padded_elems(c->n_elems, run->world_size);
     scatter = options;
-    if (options.output == 1 && options.ranks_per_host == 1) scatter.output = 0; /* the same rows */
+    scatter.output = 0; /* the same rows */
     tagc_reducer *reducer, *plain;
     if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK)) return;
     if (!CHECK(run, tagc_reducer_create(run->comm, &scatter, &plain) == TAGC_OK)) return;
@@ -178,10 +178,9 @@ static void direct_once(rank_run *run) {
     int has_bodies = !tagc_reducer_options_are_whole(&options);
     if (has_bodies) gather_bodies(run, tagc_direct_of(plain), bodies);
     const tagc_direct *d = tagc_direct_of(reducer);
-    size_t own = (size_t)(!has_bodies || options.output == 1 ? run->rank : d->host);
-    if (has_bodies && d->coded && options.output)
-        sums = (tagc_encoded){.n_bytes = d->received[own].n_bytes,
-                              .n_index_bytes = d->received[own].index_bytes};
+    if (has_bodies && options.output)
+        sums = (tagc_encoded){.n_bytes = d->received[run->rank].n_bytes,
+                              .n_index_bytes = d->received[run->rank].index_bytes};
     tagc_volume_data data = {.bodies = bodies, .sums = &sums};
     if (options.sparsity == 0) data = (tagc_volume_data){0}; /* one length only */
     tagc_volume planned;
@@ -189,9 +188,9 @@ static void direct_once(rank_run *run) {
     for (int leg = 0; leg < TAGC_N_LEGS; leg++)
         if (planned.n_bytes[leg] != (double)stats.n_bytes_sent[leg] && !run->failure[0])
             snprintf(run->failure, sizeof run->failure,
-                     "values %d sparsity %g all %d per host %d: leg %s planned %.17g, sent %llu",
-                     options.format, options.sparsity, options.output, options.ranks_per_host,
-                     tagc_leg_name(leg), planned.n_bytes[leg], (unsigned long long)stats.n_bytes_sent[leg]);
+                     "values %d sparsity %g all %d: leg %s planned %.17g, sent %llu", options.format,
+                     options.sparsity, options.output, tagc_leg_name(leg), planned.n_bytes[leg],
+                     (unsigned long long)stats.n_bytes_sent[leg]);
     tagc_exchange_memory memory;
     CHECK(run, tagc_reducer_memory(&options, run->world_size, 0, &memory) == TAGC_OK);
     CHECK(run, memory.residual == tagc_reducer_state_bytes(reducer) - 64); /* without the header */
@@ -201,8 +200,7 @@ static void direct_once(rank_run *run) {
     free(output);
 }
 
-/* To the byte: all that does not depend on bodies of others (sums that are handed on within a host, and bodies that
- * results overwrite) or has one length only. */
+/* To the byte. */
 static void direct(void **state) {
     (void)state;
     static const double sparsities[] = {0, 0.5, 0.95, 1};
@@ -212,27 +210,22 @@ static void direct(void **state) {
     static const int worlds[] = {1, 2, 3, 6, 8};
 #endif
     for (size_t w = 0; w < sizeof worlds / sizeof worlds[0]; w++)
-        for (int per_host = 1; per_host <= worlds[w]; per_host++)
-            for (int variant = 0; variant < 24 && worlds[w] % per_host == 0; variant++) {
-                volume_case c = {.n_elems = N_ELEMS + 37};
-                tagc_reducer_options_init(&c.options);
-                tagc_paper_options_init(&c.paper);
-                c.options.exchange = TAGC_EXCHANGE_DIRECT;
-                c.options.format = (variant + (int)w) % 5;
-                c.options.sparsity = sparsities[variant % 4];
-                c.options.output = variant / 4 % 3;
-                c.options.ranks_per_host = per_host;
-                if (c.options.sparsity > 0 && per_host > 1) c.options.output = 0;
-                if (c.options.sparsity > 0 && c.options.output == 2) c.options.output = 1;
-                rank_run runs[MAX_RANKS];
-                run_ranks(worlds[w], direct_once, &c, NULL, runs);
-            }
+        for (int variant = 0; variant < 40; variant++) {
+            volume_case c = {.n_elems = N_ELEMS + 37};
+            tagc_reducer_options_init(&c.options);
+            tagc_paper_options_init(&c.paper);
+            c.options.exchange = TAGC_EXCHANGE_DIRECT;
+            c.options.format = (variant + (int)w) % 5;
+            c.options.sparsity = sparsities[variant % 4];
+            c.options.output = variant / 4 % 2;
+            rank_run runs[MAX_RANKS];
+            run_ranks(worlds[w], direct_once, &c, NULL, runs);
+        }
 }
 
 typedef struct expectation {
     tagc_reducer_options options;
     double sent[MAX_RANKS], planned[MAX_RANKS]; /* all legs */
-    double within[MAX_RANKS];
 } expectation;
 
 static void expect_once(rank_run *run) {
@@ -248,25 +241,23 @@ static void expect_once(rank_run *run) {
         CHECK(run, run_reducer(reducer, gradient, output, &stats) == TAGC_OK);
     double density = 1 - e->options.sparsity;
     tagc_volume planned;
-    tagc_volume_data data = {.sent_density = density,
-                             .union_density = 1 - pow(1 - density, tagc_direct_of(reducer)->n_hosts)};
+    tagc_volume_data data = {.sent_density = density, .union_density = 1 - pow(1 - density, run->world_size)};
     CHECK(run, tagc_reducer_volume(&e->options, run->world_size, run->rank, &data, &planned) == TAGC_OK);
-    e->sent[run->rank] = e->planned[run->rank] = e->within[run->rank] = 0;
+    e->sent[run->rank] = e->planned[run->rank] = 0;
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
         e->sent[run->rank] += (double)stats.n_bytes_sent[leg];
         e->planned[run->rank] += planned.n_bytes[leg];
-        e->within[run->rank] += planned.n_within_bytes[leg];
     }
     tagc_reducer_destroy(reducer);
     free(gradient);
     free(output);
 }
 
-/* Without the bodies: an expectation that is near, also with results and hosts. */
+/* Without the bodies: an expectation that is near, also with results. */
 static void direct_expected_length(void **state) {
     (void)state;
     static const double sparsities[] = {0.8, 0.9, 0.95, 0.9875};
-    for (int variant = 0; variant < 24; variant++) {
+    for (int variant = 0; variant < 16; variant++) {
         expectation e = {0};
         int world_size = variant % 2 ? 4 : 8;
         tagc_reducer_options_init(&e.options);
@@ -275,13 +266,9 @@ static void direct_expected_length(void **state) {
         e.options.format = variant % 5;
         e.options.sparsity = sparsities[variant % 4];
         e.options.output = variant / 8;
-        e.options.ranks_per_host = variant % 3 ? 1 : 2;
         rank_run runs[MAX_RANKS];
         run_ranks(world_size, expect_once, &e, NULL, runs);
-        for (int r = 0; r < world_size; r++) {
-            assert_true(fabs(e.sent[r] / e.planned[r] - 1) < 0.02);
-            assert_true(e.options.ranks_per_host > 1 ? e.within[r] > 0 : e.within[r] == 0);
-        }
+        for (int r = 0; r < world_size; r++) assert_true(fabs(e.sent[r] / e.planned[r] - 1) < 0.02);
     }
 }
 

@@ -30,11 +30,11 @@ typedef struct run {
 static uint64_t planned(const tagc_fsdp *f) {
     double n_bytes = 0;
     for (int i = 0; i < f->tables.n_flats; i++) {
-        tagc_reducer_options reducer;
-        tagc_gatherer_options gatherer;
+        tagc_layout_flat about = {0};
         tagc_volume volume;
-        CHECK(tagc_fsdp_exchange_options(f, &f->tables.flats[i], &reducer, &gatherer) == 1);
-        CHECK_OK(tagc_gatherer_volume(&gatherer, f->world_size, &volume));
+        tagc_fsdp_describe_exchange(f, &f->tables.flats[i], &about);
+        CHECK(about.has_gatherer);
+        CHECK_OK(tagc_gatherer_volume(&about.gatherer, f->world_size, &volume));
         n_bytes += volume.n_bytes[TAGC_LEG_GATHER];
     }
     return (uint64_t)n_bytes;

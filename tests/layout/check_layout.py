@@ -84,6 +84,7 @@ PYTHON_ORDER.append([f"tagc.{name}.*" for name in ANNEXES])
 PUBLIC = {
     "tagc.__init__": "__all__",
     "tagc._library": "",
+    "tagc._planner": "",
     "tagc.torch.__init__": "__all__",
     "tagc.torch.extension": "__all__",
     "tagc.torch.hooks.ddp": "__all__",

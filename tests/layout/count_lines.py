@@ -47,7 +47,7 @@ WITHOUT["to work on libtagc"] = [
 LIMITS = {
     "core of tagc.torch": 14_600,
     "annexes together": 15_000,  # weights: adapters of LoRA alone, and weights quantised by the sender
-    "to work on libtagc": 24_900,  # changes of weights by classes of magnitude: a fifth to a third fewer bits
+    "to work on libtagc": 24_900,  # changes of weights by classes: a tenth to a quarter fewer bits
     "to work on compress()": 14_300,  # devices by models, beside the way of several GPUs per host
     "bytes of lab/results/": 1_062_000,
 }

@@ -31,14 +31,12 @@ typedef struct unit {
     float *masters, *expected, *full; /* (W, shard) */
 } unit;
 
-static void open_unit(unit *u, int which, int wire, int ranks_per_host, int within_host) {
+static void open_unit(unit *u, int which, int wire) {
     tagc_gatherer_options options;
     tagc_gatherer_options_init(&options);
     *u = (unit){.shard = shards[which], .n = shards[which] * (size_t)world_size};
-    options.n_elems = within_host ? u->shard * (size_t)ranks_per_host : u->n;
-    options.within_host = within_host;
+    options.n_elems = u->n;
     tagc_gatherer_options_choose(&options, wire);
-    options.ranks_per_host = ranks_per_host;
     options.check_every = options.delta ? 2 : 0;
     assert_int_equal(tagc_gatherer_create(comm, &options, &u->gatherer), TAGC_OK);
     u->masters = calloc(u->n, sizeof(float));
@@ -71,10 +69,9 @@ static void follow(unit *u, int bits, int step) {
     free(body);
 }
 
-static void gather_all(int wire, int bits, int ranks_per_host, int within_host) {
+static void gather_all(int wire, int bits) {
     unit units[N_UNITS];
-    int n_rows = within_host ? ranks_per_host : world_size, first = rank - rank % n_rows;
-    for (int w = 0; w < N_UNITS; w++) open_unit(&units[w], w, wire, ranks_per_host, within_host);
+    for (int w = 0; w < N_UNITS; w++) open_unit(&units[w], w, wire);
     for (int step = 0; step < N_STEPS; step++) {
         for (int w = 0; w < N_UNITS; w++) {
             unit *u = &units[w];
@@ -87,8 +84,7 @@ static void gather_all(int wire, int bits, int ranks_per_host, int within_host) 
             unit *u = &units[w];
             assert_int_equal(tagc_gatherer_end(u->gatherer), TAGC_OK);
             follow(u, bits, step);
-            assert_memory_equal(u->full, u->expected + (size_t)first * u->shard,
-                                (size_t)n_rows * u->shard * sizeof(float));
+            assert_memory_equal(u->full, u->expected, u->n * sizeof(float));
         }
     }
     for (int w = 0; w < N_UNITS; w++) close_unit(&units[w]);
@@ -96,16 +92,9 @@ static void gather_all(int wire, int bits, int ranks_per_host, int within_host) 
 
 static void test_deltas(void **state) {
     (void)state;
-    gather_all(TAGC_GATHER_DELTA4, 4, 1, 0);
-    gather_all(TAGC_GATHER_DELTA2, 2, 1, 0);
-}
-
-static void test_hosts(void **state) {
-    (void)state;
-    int per_host = world_size > 1 ? world_size / 2 : 1;
-    gather_all(TAGC_GATHER_DELTA8, 8, per_host, 1);
-    gather_all(TAGC_GATHER_DELTA8, 8, per_host, 0);
-    gather_all(TAGC_GATHER_DELTA2, 2, world_size, 0);
+    gather_all(TAGC_GATHER_DELTA8, 8);
+    gather_all(TAGC_GATHER_DELTA4, 4);
+    gather_all(TAGC_GATHER_DELTA2, 2);
 }
 
 int main(int argc, char **argv) {
@@ -119,7 +108,6 @@ int main(int argc, char **argv) {
     world_size = tagc_comm_world_size(comm);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_deltas),
-        cmocka_unit_test(test_hosts),
     };
     if (rank != 0) cmocka_set_message_output(CM_OUTPUT_TAP);
     int n_failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -256,7 +256,7 @@ static void direct_by_hand(void **state) {
     n = (double)tagc_padded_elems(tagc_gpt2_n_params(&setup.model), 4);
     double rows = n / 2 * 2;                 /* bf16 of two quarters' rows to the neighbour */
     double rate = bytes_per_s / 2;           /* two ranks share the link of a host */
-    gather_s = n / 4 * 4 / rate + latency_s; /* to one rank of the other host, which relays it in no time */
+    gather_s = n / 4 * 4 / rate + latency_s; /* to one rank of the other host, which hands it on in no time */
     control_s = (64 + 3 * 8) / rate + 2 * latency_s;
     body_s = (64 + values_bytes(&setup) - rows) / rate + latency_s;
     expected =
@@ -280,10 +280,10 @@ static void two_levels_by_hand(void **state) {
         .bytes_per_s = bytes_per_s, .host_bytes_per_s = host_bytes_per_s, .latency_s = latency_s};
     tagc_forecast f, fast;
     assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &f), TAGC_OK);
-    /* Two rows across, one beside them to the neighbour, who is reached four times as fast; then two more to it. */
-    double across_s = (2 * row + 4 * WORD) / (bytes_per_s / 2) + latency_s,
-           relay_s = 2 * row / host_bytes_per_s;
-    assert_near(f.wait_gather_s, across_s + relay_s, 1e-9);
+    /* Two rows across; then three to the neighbour, who is reached four times as fast. */
+    double across_s = 2 * (row + WORD) / (bytes_per_s / 2) + latency_s,
+           within_s = 3 * (row + WORD) / host_bytes_per_s;
+    assert_near(f.wait_gather_s, across_s + within_s, 1e-9);
     link.host_bytes_per_s = 0;
     assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &fast), TAGC_OK);
     assert_near(fast.wait_gather_s, across_s, 1e-9);

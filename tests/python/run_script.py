@@ -21,7 +21,9 @@ from tagc.commands import main
 SCRIPTS = pathlib.Path(__file__).parent / "run_scripts"
 TRIAL = ("--even-on-one-host",)
 SELECTING = (*TRIAL, "--sparsity", "0.9", "--values", "fp32")
-PATIENCE_S = 100  # less than pytest's faulthandler_timeout, which shows this process and no rank
+# Ranks hang if together they use less of a processor than this, for so long. A loaded machine is slow: there
+# a trainer's imports alone take minutes.
+PATIENCE_S, IDLE_S = 100, 0.5
 
 
 def rank_main(words, folder, environment, output):
@@ -74,13 +76,17 @@ def started(folder, *words, n=2):
     ]
     for process in processes:
         process.start()
-    end = time.monotonic() + PATIENCE_S
+    used, since = 0.0, time.monotonic()
     while (
         any(p.is_alive() for p in processes)
         and not any(p.exitcode for p in processes)
-        and time.monotonic() < end
+        and time.monotonic() < since + PATIENCE_S
     ):
         multiprocessing.connection.wait([p.sentinel for p in processes if p.is_alive()], 1)
+        now = sum(map(used_s, processes))
+        if now > used + IDLE_S:
+            used, since = now, time.monotonic()
+        used = min(used, now)  # a rank that has ended counts no more
     left = [process for process in processes if process.is_alive()]
     hang = "" if any(process.exitcode for process in processes) else "".join(map(stacks, left))
     for process in left:  # as torchrun does, if one has failed
@@ -92,6 +98,14 @@ def started(folder, *words, n=2):
     return text
 
 
+def used_s(process):
+    """Returns the seconds of processors that a rank has used; 0 if it has ended."""
+    with contextlib.suppress(OSError):
+        fields = pathlib.Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
 def stacks(process):
     """Writes the Python stacks of a rank that hangs into its output, and returns in which call of the kernel
     each of its threads is."""
@@ -99,7 +113,7 @@ def stacks(process):
         os.kill(process.pid, signal.SIGUSR1)
     time.sleep(1)  # a loaded machine may need more, and then the stacks are missing
     folder = pathlib.Path(f"/proc/{process.pid}/task")
-    lines = [f"rank process {process.pid} has not ended after {PATIENCE_S} s"]
+    lines = [f"rank process {process.pid} has done nothing for {PATIENCE_S} s"]
     for task in sorted(folder.glob("*")):
         with contextlib.suppress(OSError):  # a thread that ends meanwhile
             lines.append(

@@ -498,7 +498,7 @@ def between_sites(rank, world_size):
         tagc.compress(model, between=between, verbose=False)
 
 
-@pytest.mark.slow  # four processes; test_fsdp_hosts and test_exchange_gatherer_hosts run under the sanitizers
+@pytest.mark.slow  # four processes; test_fsdp_hosts and test_unit_gather run under the sanitizers
 def test_between_sites():
     ranks.run(between_sites, 4)
 

@@ -205,7 +205,7 @@ def test_functions_are_those_of_the_headers():
 def test_defaults_are_the_librarys():
     options = _library.initialised(_library.ReducerOptions, "tagc_reducer_options_init")
     assert options.struct_bytes == ctypes.sizeof(options)
-    assert (options.format, options.sparsity, options.ranks_per_host, options.tag) == (-1, -1, 1, 2**64 - 1)
+    assert (options.format, options.sparsity, options.n_threads, options.tag) == (-1, -1, 1, 2**64 - 1)
 
 
 def test_whether_it_pays():

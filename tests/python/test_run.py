@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import ranks  # noqa: F401  # run.py looks for it
+import run_script
 from run_script import SCRIPTS, SELECTING, TRIAL, check, losses, plain, ran, resumed
 
 from tagc.commands import main
@@ -139,6 +140,15 @@ def test_as_python_starts_it(tmp_path):
             for before, rank in (([], {}), (["-m", "tagc", "run", "--off"], {"RANK": "1"}))
         ]  # fmt: skip
         assert texts[0] == texts[1]
+
+
+def test_ranks_that_hang_are_shown(tmp_path, monkeypatch):
+    """They wait, and do nothing."""
+    monkeypatch.setattr(run_script, "PATIENCE_S", 2)
+    (tmp_path / "waits.py").write_text("import time\nprint('waits', flush=True)\ntime.sleep(1000)\n")
+    with pytest.raises(AssertionError, match="has done nothing for 2 s") as hang:
+        plain(tmp_path, f"{tmp_path}/waits.py")
+    assert str(hang.value).count("rank process") == 2
 
 
 def test_torchrun(tmp_path):

@@ -26,25 +26,24 @@ static float *sums_of(const tagc_reducer *r) {
     return r->now.output || r->now.own_sums ? tagc_direct_sums(r) : NULL;
 }
 
-/* What this rank has for an owner on `host`: with several ranks per host, the sum for the turn under way. */
-static const void *values_for(const tagc_reducer *r, int host) {
-    const tagc_direct *d = tagc_direct_of(r);
+/* What this rank has for an owner. */
+static const void *values_for(const tagc_reducer *r, int owner) {
     if (r->now.row && !r->now.gradient) return r->now.row; /* tagc_direct_fill_row */
-    return d->per_host > 1 ? d->host_sum : gradient_at(r, tagc_direct_row(r, host, d->local));
+    return gradient_at(r, (size_t)owner);
 }
 
-tagc_batch_row tagc_encode_row(const tagc_reducer *r, int host, uint8_t *body) {
-    size_t own = (size_t)host;
+tagc_batch_row tagc_encode_row(const tagc_reducer *r, int owner, uint8_t *body) {
+    size_t row = (size_t)owner;
     return (tagc_batch_row){.options = tagc_direct_of(r)->fragment,
-                            .gradient = values_for(r, host),
-                            .residual_in = residual_at(r, r->residual, own),
-                            .residual_out = residual_at(r, r->now.residual, own),
-                            .seed = tagc_reducer_seed(r, own),
+                            .gradient = values_for(r, owner),
+                            .residual_in = residual_at(r, r->residual, row),
+                            .residual_out = residual_at(r, r->now.residual, row),
+                            .seed = tagc_reducer_seed(r, row),
                             .body = body};
 }
 
 tagc_body tagc_own_body(const tagc_reducer *r) {
-    return (tagc_body){.bytes = values_for(r, tagc_direct_of(r)->host), .is_plain = 1};
+    return (tagc_body){.bytes = values_for(r, r->rank), .is_plain = 1};
 }
 
 tagc_batch_row tagc_add_row(const tagc_reducer *r, const tagc_body *bodies, int n_bodies, int adds) {
@@ -57,7 +56,7 @@ tagc_batch_row tagc_add_row(const tagc_reducer *r, const tagc_body *bodies, int 
 }
 
 tagc_batch_row tagc_encode_sums_row(const tagc_reducer *r, uint8_t *body) {
-    tagc_batch_row row = tagc_encode_row(r, tagc_direct_of(r)->host, body);
+    tagc_batch_row row = tagc_encode_row(r, r->rank, body);
     row.options = tagc_direct_of(r)->sums;
     row.gradient = sums_of(r);
     return row;
@@ -75,11 +74,11 @@ tagc_batch_row tagc_decode_sums_row(const tagc_reducer *r, size_t row, const tag
 
 static int is_needed(const tagc_reducer *r, int which) {
     int is_of_sums = which == TAGC_ENCODE_SUMS || which == TAGC_DECODE_SUMS;
-    return tagc_direct_of(r)->coded && (!is_of_sums || tagc_direct_has_results(r));
+    return !is_of_sums || tagc_direct_has_results(r);
 }
 
 static size_t n_rows(const tagc_reducer *r, int which) {
-    size_t n = r->runner->is_whole ? (size_t)tagc_direct_of(r)->n_hosts : 1;
+    size_t n = r->runner->is_whole ? (size_t)r->world_size : 1;
     if (which == TAGC_ADD || which == TAGC_ENCODE_SUMS) return 1;
     int leaves_own_out = which == TAGC_ENCODE && r->runner->is_whole;
     return leaves_own_out && tagc_direct_has_results(r) ? n - 1 : n;
@@ -91,7 +90,7 @@ static tagc_batch_row largest(const tagc_reducer *r, int which) {
     int is_of_fragments = which == TAGC_ENCODE || which == TAGC_ADD;
     return (tagc_batch_row){.options = is_of_fragments ? d->fragment : d->sums,
                             .bodies = d->batches.bodies,
-                            .n_bodies = which == TAGC_ADD ? d->n_hosts : 1};
+                            .n_bodies = which == TAGC_ADD ? r->world_size : 1};
 }
 
 /* Fills the list of rows; returns their number. */
@@ -102,20 +101,18 @@ static size_t shape(tagc_reducer *r, int which) {
 }
 
 void tagc_batches_place(tagc_reducer *r, tagc_arena *arena) {
-    const tagc_direct *d = tagc_direct_of(r);
     tagc_batches *b = &tagc_direct_of(r)->batches;
-    size_t n_hosts = (size_t)d->n_hosts;
+    size_t n_ranks = (size_t)r->world_size;
     *b = (tagc_batches){0}; /* that of a layout before belongs to it */
-    if (!d->coded) return;
-    b->rows = tagc_arena_take(arena, n_hosts, sizeof *b->rows);
-    b->bodies = tagc_arena_take(arena, n_hosts, sizeof *b->bodies);
-    if (r->arrays->is_here) b->results = tagc_arena_take(arena, n_hosts, sizeof *b->results);
+    b->rows = tagc_arena_take(arena, n_ranks, sizeof *b->rows);
+    b->bodies = tagc_arena_take(arena, n_ranks, sizeof *b->bodies);
+    if (r->arrays->is_here) b->results = tagc_arena_take(arena, n_ranks, sizeof *b->results);
 }
 
 void tagc_batches_place_work(tagc_reducer *r, tagc_arena *arena) {
     tagc_batches *b = &tagc_direct_of(r)->batches;
     size_t work_bytes = 0;
-    if (!tagc_direct_of(r)->coded || !r->arrays->is_here) return;
+    if (!r->arrays->is_here) return;
     /* The processor works row after row, so one row of each batch tells how much memory it needs. */
     for (int which = 0; which < TAGC_N_BATCHES; which++) {
         tagc_batch_row row = largest(r, which);

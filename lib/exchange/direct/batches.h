@@ -1,12 +1,12 @@
 /* The batches of a direct exchange, over any maker (codec/batch.h): their rows, life and runs. The processor (host.c) and kernels
  * (lib/gpu/ahead.c) use them.
  *
- *   ENCODE        own rows -> fragments           a row for each turn; with results, none for the own host
- *   ADD           fragments -> own sums           one row, with a body from each host; with results, the own one is plain
+ *   ENCODE        own rows -> fragments           a row for each turn; with results, none for the own
+ *   ADD           fragments -> own sums           one row, with a body from each rank; with results, the own one is plain
  *   ENCODE_SUMS   own sums -> body                one row
- *   DECODE_SUMS   bodies -> sums                  a row for each host
+ *   DECODE_SUMS   bodies -> sums                  a row for each rank
  *
- * If the runner is not whole, each has one row, and runs once for each host. */
+ * If the runner is not whole, each has one row, and runs once for each rank. */
 #ifndef TAGC_EXCHANGE_DIRECT_BATCHES_H
 #define TAGC_EXCHANGE_DIRECT_BATCHES_H
 
@@ -18,9 +18,9 @@ struct tagc_reducer;
 enum { TAGC_ENCODE, TAGC_ADD, TAGC_ENCODE_SUMS, TAGC_DECODE_SUMS, TAGC_N_BATCHES };
 
 typedef struct tagc_batches {
-    tagc_batch_row *rows;             /* (hosts) of the next run */
-    tagc_body *bodies;                /* (hosts) for these rows to name */
-    tagc_batch_result *results;       /* (hosts) of the last run, where the maker works */
+    tagc_batch_row *rows;             /* (W,) of the next run */
+    tagc_body *bodies;                /* (W,) for these rows to name */
+    tagc_batch_result *results;       /* (W,) of the last run, where the maker works */
     void *work;                       /* of the maker; shared, since one batch runs at a time */
     tagc_batch *made[TAGC_N_BATCHES]; /* NULL: not needed, or not made yet */
 } tagc_batches;
@@ -47,7 +47,7 @@ tagc_status tagc_batches_check(const struct tagc_reducer *r, tagc_status status)
 
 /* ---- one row, of the step under way ---- */
 
-tagc_batch_row tagc_encode_row(const struct tagc_reducer *r, int host, uint8_t *body);
+tagc_batch_row tagc_encode_row(const struct tagc_reducer *r, int owner, uint8_t *body);
 /* What the owner adds of its own, unrounded, if sums are sent back. Its turn, the last, is over. */
 tagc_body tagc_own_body(const struct tagc_reducer *r);
 /* adds: 1: to what is there. */

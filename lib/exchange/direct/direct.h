@@ -1,11 +1,5 @@
 /* The exchange direct: every rank sends its encoded fragments straight to their owners, which decode and add them.
  *
- * Ranks are counted by hosts: rank = host * per_host + local. With one rank per host, a "host" is a rank. With more, the ranks
- * of a host first add their rows for one destination (hosts.c), and only the sum is encoded:
- *
- *   rank (h, l)  <- rows for hosts' ranks of local index l <-  its host's ranks      plain values
- *   rank (h, l)  -> fragment of the host's sum             ->  ranks (h', l)         encoded
- *
  * All-reduce (results.c): the owner adds its own row unrounded, encodes the sums as it would a fragment and sends them back in
  * the same way. What it does not send stays in the residual of its own row. So the own row is encoded once, after it was added.
  *
@@ -13,7 +7,7 @@
  * bytes, and then the rest, when both sides know its length. Small fragments fit into the front. For large ones, and on
  * transports without lanes, eager is 0. Fragments travel in parcels, one message per parcel; small ones are one parcel.
  *
- * Values that travel whole, with one rank per host, take another path (whole.c), which needs none of this.
+ * Values that travel whole take another path (whole.c), which needs none of this.
  *
  * direct.c has the course of a step. The other files each do one part of it and return; batches.c has the calls of the codec. */
 #ifndef TAGC_EXCHANGE_DIRECT_DIRECT_H
@@ -24,11 +18,10 @@
 #include "exchange/reducer.h"
 
 enum {
-    TAGC_ROUND_ROWS,
     TAGC_ROUND_HEADERS,
     TAGC_ROUND_BODIES,
     TAGC_ROUND_RESULTS,      /* headers and fronts of sums */
-    TAGC_ROUND_RESULT_RESTS, /* their rests, and what is handed on within a host */
+    TAGC_ROUND_RESULT_RESTS, /* their rests */
     TAGC_ROUND_DIRECT_AGREEMENT
 };
 
@@ -42,8 +35,6 @@ typedef struct tagc_fragment {
 
 typedef struct tagc_direct {
     void *ahead; /* of the step under way, if that is ahead */
-    int n_hosts, per_host, host, local;
-    int coded; /* 0: all ranks are on one host, and nothing is encoded */
     tagc_code_options fragment, sums;
     const tagc_code *fragment_code, *sums_code;
     tagc_batches batches;
@@ -60,31 +51,20 @@ typedef struct tagc_direct {
     int has_agreed;
     size_t stride;   /* size of a row: a header and the largest body */
     size_t capacity; /* of a body in a row */
-    size_t n_rows;   /* rows received: hosts, or ranks if results of other local indices come, too */
 
     tagc_message *header_out, *body_out; /* (window) */
     tagc_message *result_out;            /* (2) headers, bodies */
-    tagc_message *hand_out;              /* (2, n_hosts) headers, bodies; TAGC_OUTPUT_UNIT with hosts */
-    char *send;              /* (window * parcel + 1, stride); the last is the own host's, if it is encoded */
-    char *recv;              /* (n_rows, stride) */
+    char *send;              /* (window * parcel + 1, stride); the last is the own one, if it is encoded */
+    char *recv;              /* (W, stride) */
     tagc_fragment *sent;     /* (window * parcel + 1) */
-    tagc_fragment *received; /* (n_rows,) */
-    tagc_body *bodies;       /* (n_rows) to be decoded; bytes are NULL if a body does not count */
+    tagc_fragment *received; /* (W,) */
+    tagc_body *bodies;       /* (W,) to be decoded; bytes are NULL if a body does not count */
 
     /* the step under way */
     int n_encoded, n_parcels_out; /* turns; parcels whose bodies are under way */
-    int n_added;                  /* hosts */
-    size_t *rows;                 /* (n_rows) that a message brings */
+    int n_added;                  /* ranks */
+    int *senders;                 /* (W,) of what a message brings */
     void *discarded; /* of a step that fails: a list of blocks for bodies that are too long for their rows */
-
-    /* more than one rank per host */
-    int row_window;        /* turns under way within the host */
-    int are_rows_together; /* all of them in one message */
-    tagc_message *rows_in; /* (row_window) */
-    /* (per_host, row_window, shard) bf16, or fp32 together; else rows are sent from the gradient. */
-    char *rows_send;
-    char *rows_recv; /* (per_host, row_window, shard) bf16, or fp32 */
-    float *host_sum; /* (shard) */
 } tagc_direct;
 
 /* What the next action waits for, and the rounds in which it posts, as in tagc_then. */
@@ -97,13 +77,6 @@ typedef struct tagc_pause {
 static inline tagc_direct *tagc_direct_of(const tagc_reducer *r) {
     return r->state;
 }
-/* The host that turn t sends to, and the one it receives from. The last turn is the own host's. */
-static inline int tagc_host_to(const tagc_direct *d, int t) {
-    return (d->host + 1 + t) % d->n_hosts;
-}
-static inline int tagc_host_from(const tagc_direct *d, int t) {
-    return (d->host + 2 * d->n_hosts - 1 - t) % d->n_hosts;
-}
 /* 1 if the owner sends its sums back. */
 static inline int tagc_direct_has_results(const tagc_reducer *r) {
     return r->options.output != TAGC_OUTPUT_SHARD;
@@ -112,20 +85,14 @@ static inline int tagc_direct_has_results(const tagc_reducer *r) {
 static inline int tagc_direct_round_after_sums(const tagc_reducer *r) {
     return tagc_direct_has_results(r) ? TAGC_ROUND_RESULTS : TAGC_ROUND_DIRECT_AGREEMENT;
 }
-static inline int tagc_rank_of(const tagc_direct *d, int host, int local) {
-    return host * d->per_host + local;
-}
 /* Of both paths. */
-uint64_t tagc_direct_residual_elems(const tagc_reducer_options *options, int world_size);
-uint64_t tagc_direct_output_elems(const tagc_reducer_options *options, int world_size);
+uint64_t tagc_direct_residual_elems(const tagc_reducer_options *options);
 /* The last action: whether the step succeeded; where something is not finite, the output becomes NaN. */
 tagc_status tagc_direct_finish(tagc_reducer *r);
 /* The code of &d->fragment or of &d->sums. */
 const tagc_code *tagc_direct_code(const tagc_direct *d, const tagc_code_options *options);
-/* Row of the unit that the rank `local` of `host` owns. */
-size_t tagc_direct_row(const tagc_reducer *r, int host, int local);
-/* Where the gradient comes from a feed: asks for the row for an owner on `host`. */
-void tagc_direct_fill_row(tagc_reducer *r, int host);
+/* Where the gradient comes from a feed: asks for the row that `owner` gets. */
+void tagc_direct_fill_row(tagc_reducer *r, int owner);
 /* Where the sums of the own row go. */
 float *tagc_direct_sums(const tagc_reducer *r);
 
@@ -149,12 +116,12 @@ void tagc_fragment_finish(tagc_reducer *r, const tagc_code_options *options, cha
 /* Call when no message of the step is in progress. */
 void tagc_fragments_end(tagc_reducer *r);
 /* Where the fragment of turn t is sent from, and the turn after the last one of parcel p. */
-char *tagc_direct_row_out(const tagc_direct *d, int t);
-int tagc_direct_parcel_end(const tagc_direct *d, int p);
+char *tagc_direct_row_out(const tagc_reducer *r, int t);
+int tagc_direct_parcel_end(const tagc_reducer *r, int p);
 
-/* Reads the header in row `row`, sent by `from`. If it is readable but wrong, notes that and ignores its body. If it is not
+/* Reads the header that `from` sent. If it is readable but wrong, notes that and ignores its body. If it is not
  * readable, the comm breaks, because the length of what follows is unknown. */
-tagc_status tagc_fragment_announced(tagc_reducer *r, size_t row, int from, const tagc_code_options *options);
+tagc_status tagc_fragment_announced(tagc_reducer *r, int from, const tagc_code_options *options);
 /* Bytes that follow the first message. */
 static inline uint64_t tagc_fragment_rest(const tagc_fragment *fragment, size_t eager) {
     return fragment->n_bytes > eager ? fragment->n_bytes - eager : 0;
@@ -166,48 +133,22 @@ typedef struct tagc_rests {
     uint64_t n_bytes;     /* of those added so far */
     uint64_t index_bytes; /* of these, positions */
 } tagc_rests;
-/* For `rows` (n): in their rows, unless one is too long for that. */
-tagc_status tagc_rests_begin(tagc_reducer *r, const size_t *rows, int n, size_t eager, tagc_rests *out);
-/* Adds the rest of row `row`, from `rank`, to the message. */
-void tagc_rests_add(const tagc_reducer *r, tagc_rests *rests, tagc_message *message, int rank, size_t row,
-                    size_t eager);
+/* From `senders` (n): in their rows, unless one is too long for that. */
+tagc_status tagc_rests_begin(tagc_reducer *r, const int *senders, int n, size_t eager, tagc_rests *out);
+/* Adds the rest from a rank to the message. */
+void tagc_rests_add(const tagc_reducer *r, tagc_rests *rests, tagc_message *message, int from, size_t eager);
 /* Of the rest of a fragment, positions. */
 static inline uint64_t tagc_rest_index(const tagc_fragment *fragment, size_t eager) {
     return fragment->index_bytes > eager ? fragment->index_bytes - eager : 0;
 }
-/* The body in row `row`, or if it cannot be decoded one without bytes; notes what is wrong with it. */
-tagc_body tagc_fragment_body(tagc_reducer *r, size_t row, int from, const tagc_code_options *options);
-
-/* ---- hosts.c ---- */
-
-void tagc_hosts_shape(tagc_reducer *r);
-/* As it travels within a host. */
-size_t tagc_hosts_row_bytes(const tagc_reducer *r);
-void tagc_hosts_place_work(tagc_reducer *r, tagc_arena *arena);
-/* Posts rows of the first turns. */
-void tagc_hosts_post_first(tagc_reducer *r);
-/* Of turn t: what its rows come in. */
-tagc_message *tagc_hosts_rows(const tagc_reducer *r, int t);
-/* Writes the host's sum for turn t, whose rows are here, to host_sum. Posts the rows of a later turn. */
-tagc_status tagc_hosts_add(tagc_reducer *r, int t);
-/* If all ranks are on one host: writes the sums of the rows, which are here, to the output. */
-tagc_status tagc_hosts_sum(tagc_reducer *r);
-/* Sends these sums to all, in the format of the rows; and writes those that have come to the output. */
-tagc_message *tagc_hosts_share(tagc_reducer *r);
-void tagc_hosts_take(tagc_reducer *r);
+/* The body that `from` sent, or if it cannot be decoded one without bytes; notes what is wrong with it. */
+tagc_body tagc_fragment_body(tagc_reducer *r, int from, const tagc_code_options *options);
 
 /* ---- results.c ---- */
 
-/* The row of received bodies, and of the output, that has the own sums. */
-size_t tagc_direct_own_row(const tagc_reducer *r);
 /* Encodes the sums and sends their header and front; then sends the rest. Each returns what it posted. */
 tagc_message *tagc_results_send(tagc_reducer *r);
 tagc_status tagc_results_send_rest(tagc_reducer *r, tagc_message **out);
-/* 1 if the ranks of a host pass the bodies that they have received to each other. */
-int tagc_results_are_handed_on(const tagc_reducer *r);
-/* Passes on headers, then bodies: n_hosts messages. */
-tagc_status tagc_results_hand_headers(tagc_reducer *r, tagc_message **out);
-tagc_status tagc_results_hand_bodies(tagc_reducer *r, tagc_message **out);
 void tagc_results_decode(tagc_reducer *r);
 
 /* ---- volume.c ---- */

@@ -23,13 +23,13 @@ static int has_lanes(const tagc_reducer *r) {
 }
 
 static int fits(const tagc_reducer *r) {
-    return (uint64_t)tagc_direct_of(r)->n_hosts * r->shard <= SMALL_UNIT;
+    return (uint64_t)r->world_size * r->shard <= SMALL_UNIT;
 }
 
 /* From nothing that ranks may differ in. */
 static void choose_parcels(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
-    int n_partners = d->n_hosts - 1;
+    int n_partners = r->world_size - 1;
     size_t n = (PARCEL_ELEMS + r->shard - 1) / r->shard;
     d->parcel = fits(r) || !has_lanes(r) || n >= (size_t)n_partners ? n_partners : (int)n;
     d->n_parcels = n_partners ? (n_partners + d->parcel - 1) / d->parcel : 0;
@@ -45,54 +45,48 @@ static size_t own_row_out(const tagc_direct *d) {
 
 void tagc_fragments_place(tagc_reducer *r, tagc_arena *arena) {
     tagc_direct *d = tagc_direct_of(r);
-    int n_handed = r->options.output == TAGC_OUTPUT_UNIT && d->per_host > 1 ? 2 * d->n_hosts : 0;
+    size_t n_ranks = (size_t)r->world_size;
     d->capacity = d->fragment_code->max_bytes(&d->fragment) + MARGIN;
     if (tagc_direct_has_results(r))
         d->capacity = larger(d->capacity, d->sums_code->max_bytes(&d->sums) + MARGIN);
     d->is_small = fits(r) && has_lanes(r);
     tagc_direct_guess_eager(r);
     d->stride = tagc_aligned(TAGC_WIRE_HEADER_BYTES + larger(d->capacity, larger(d->eager[0], d->eager[1])));
-    d->n_rows = (size_t)(r->options.output == TAGC_OUTPUT_UNIT ? r->world_size : d->n_hosts);
     choose_parcels(r);
-    tagc_room rooms[] = {{2 * d->window, d->parcel},
-                         {2, r->world_size - 1},
-                         {n_handed, d->per_host - 1},
-                         {d->row_window, d->per_host - 1}};
-    tagc_messages_place(r, arena, rooms, 4);
+    tagc_room rooms[] = {{2 * d->window, d->parcel}, {2, r->world_size - 1}};
+    tagc_messages_place(r, arena, rooms, 2);
     if (r->messages) {
         d->header_out = r->messages;
         d->body_out = d->header_out + d->window;
         d->result_out = d->body_out + d->window;
-        d->hand_out = d->result_out + 2;
-        d->rows_in = d->hand_out + n_handed;
     }
-    if (!d->coded) return;
     d->sent = tagc_arena_take(arena, own_row_out(d) + 1, sizeof *d->sent);
-    d->received = tagc_arena_take(arena, d->n_rows, sizeof *d->received);
-    d->bodies = tagc_arena_take(arena, d->n_rows, sizeof *d->bodies);
-    d->rows = tagc_arena_take(arena, d->n_rows, sizeof *d->rows);
+    d->received = tagc_arena_take(arena, n_ranks, sizeof *d->received);
+    d->bodies = tagc_arena_take(arena, n_ranks, sizeof *d->bodies);
+    d->senders = tagc_arena_take(arena, n_ranks, sizeof *d->senders);
 }
 
 void tagc_fragments_place_work(tagc_reducer *r, tagc_arena *arena) {
     tagc_direct *d = tagc_direct_of(r);
-    if (!d->coded) return;
     d->send = tagc_arena_take(arena, own_row_out(d) + !tagc_direct_has_results(r), d->stride);
-    d->recv = tagc_arena_take(arena, d->n_rows, d->stride);
+    d->recv = tagc_arena_take(arena, (size_t)r->world_size, d->stride);
 }
 
 /* ---- out ---- */
 
-static size_t row_out_of(const tagc_direct *d, int t) {
-    return t == d->n_hosts - 1 ? own_row_out(d) : (size_t)t % own_row_out(d);
+static size_t row_out_of(const tagc_reducer *r, int t) {
+    size_t n = own_row_out(tagc_direct_of(r));
+    return t == r->world_size - 1 ? n : (size_t)t % n;
 }
 
-char *tagc_direct_row_out(const tagc_direct *d, int t) {
-    return d->send + row_out_of(d, t) * d->stride;
+char *tagc_direct_row_out(const tagc_reducer *r, int t) {
+    const tagc_direct *d = tagc_direct_of(r);
+    return d->send + row_out_of(r, t) * d->stride;
 }
 
-int tagc_direct_parcel_end(const tagc_direct *d, int p) {
-    int end = (p + 1) * d->parcel;
-    return end < d->n_hosts - 1 ? end : d->n_hosts - 1;
+int tagc_direct_parcel_end(const tagc_reducer *r, int p) {
+    int end = (p + 1) * tagc_direct_of(r)->parcel;
+    return end < r->world_size - 1 ? end : r->world_size - 1;
 }
 
 static tagc_message *header_of(const tagc_direct *d, int p) {
@@ -133,7 +127,7 @@ void tagc_fragment_finish(tagc_reducer *r, const tagc_code_options *options, cha
 /* After a failure, or if something is not finite, this rank sends empty bodies. */
 static void encode(tagc_reducer *r, int t) {
     tagc_direct *d = tagc_direct_of(r);
-    tagc_fragment *sent = &d->sent[row_out_of(d, t)];
+    tagc_fragment *sent = &d->sent[row_out_of(r, t)];
     tagc_encoded encoded = {0};
     double start_s = tagc_clock_s();
     if (r->now.failure == TAGC_OK && !r->now.stats.nonfinite) {
@@ -142,8 +136,8 @@ static void encode(tagc_reducer *r, int t) {
         if (!encoded.nonfinite) r->now.stats.n_sent += encoded.n_sent;
     }
     start_s = tagc_phase_end(r, d->fragment.sparse ? TAGC_PHASE_SELECT : TAGC_PHASE_ENCODE, start_s);
-    tagc_fragment_finish(r, &d->fragment, tagc_direct_row_out(d, t), &encoded, d->eager[0], sent);
-    if (t < d->n_hosts - 1) tagc_direct_note_length(r, 0, sent->n_bytes);
+    tagc_fragment_finish(r, &d->fragment, tagc_direct_row_out(r, t), &encoded, d->eager[0], sent);
+    if (t < r->world_size - 1) tagc_direct_note_length(r, 0, sent->n_bytes);
     tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
 }
 
@@ -151,13 +145,13 @@ static void post_headers(tagc_reducer *r, int p) {
     tagc_direct *d = tagc_direct_of(r);
     tagc_message *message = header_of(d, p);
     size_t n_bytes = TAGC_WIRE_HEADER_BYTES + d->eager[0];
-    uint64_t n_headers = (uint64_t)(tagc_direct_parcel_end(d, p) - p * d->parcel) * TAGC_WIRE_HEADER_BYTES;
+    uint64_t n_headers = (uint64_t)(tagc_direct_parcel_end(r, p) - p * d->parcel) * TAGC_WIRE_HEADER_BYTES;
     tagc_message_clear(message);
-    if (tagc_direct_parcel_end(d, p) - p * d->parcel == r->world_size - 1) message->round_bytes = n_bytes;
-    for (int t = p * d->parcel; t < tagc_direct_parcel_end(d, p); t++) {
-        int to = tagc_host_to(d, t), from = tagc_host_from(d, t);
-        tagc_message_to(message, tagc_rank_of(d, to, d->local), n_bytes, row_out_of(d, t) * d->stride);
-        tagc_message_from(message, tagc_rank_of(d, from, d->local), n_bytes, (size_t)from * d->stride);
+    if (tagc_direct_parcel_end(r, p) - p * d->parcel == r->world_size - 1) message->round_bytes = n_bytes;
+    for (int t = p * d->parcel; t < tagc_direct_parcel_end(r, p); t++) {
+        int from = tagc_partner_from(r, t);
+        tagc_message_to(message, tagc_partner_to(r, t), n_bytes, row_out_of(r, t) * d->stride);
+        tagc_message_from(message, from, n_bytes, (size_t)from * d->stride);
     }
     tagc_message_post_parts(r, message, TAGC_ROUND_HEADERS, TAGC_LEG_VALUES, d->send, d->recv,
                             TAGC_LEG_CONTROL, n_headers, n_headers);
@@ -170,22 +164,21 @@ static tagc_status post_bodies(tagc_reducer *r, int p) {
     size_t eager = d->eager[0];
     int n = 0;
     TAGC_TRY(tagc_message_wait(r, header_of(d, p)));
-    for (int t = p * d->parcel; t < tagc_direct_parcel_end(d, p); t++) {
-        int from = tagc_host_from(d, t);
-        d->rows[n++] = (size_t)from;
-        TAGC_TRY(tagc_fragment_announced(r, (size_t)from, tagc_rank_of(d, from, d->local), &d->fragment));
+    for (int t = p * d->parcel; t < tagc_direct_parcel_end(r, p); t++) {
+        int from = tagc_partner_from(r, t);
+        d->senders[n++] = from;
+        TAGC_TRY(tagc_fragment_announced(r, from, &d->fragment));
     }
     tagc_rests rests;
     uint64_t index_sent = 0, front_sent = 0, front_received = 0; /* positions */
-    TAGC_TRY(tagc_rests_begin(r, d->rows, n, eager, &rests));
+    TAGC_TRY(tagc_rests_begin(r, d->senders, n, eager, &rests));
     tagc_message_clear(message);
-    for (int t = p * d->parcel; t < tagc_direct_parcel_end(d, p); t++) {
-        const tagc_fragment *out = &d->sent[row_out_of(d, t)];
-        size_t from = (size_t)tagc_host_from(d, t);
-        tagc_message_to(message, tagc_rank_of(d, tagc_host_to(d, t), d->local),
-                        tagc_fragment_rest(out, eager),
-                        row_out_of(d, t) * d->stride + TAGC_WIRE_HEADER_BYTES + eager);
-        tagc_rests_add(r, &rests, message, tagc_rank_of(d, (int)from, d->local), from, eager);
+    for (int t = p * d->parcel; t < tagc_direct_parcel_end(r, p); t++) {
+        const tagc_fragment *out = &d->sent[row_out_of(r, t)];
+        int from = tagc_partner_from(r, t);
+        tagc_message_to(message, tagc_partner_to(r, t), tagc_fragment_rest(out, eager),
+                        row_out_of(r, t) * d->stride + TAGC_WIRE_HEADER_BYTES + eager);
+        tagc_rests_add(r, &rests, message, from, eager);
         index_sent += tagc_rest_index(out, eager);
         front_sent += out->index_bytes - tagc_rest_index(out, eager);
         front_received += d->received[from].index_bytes - tagc_rest_index(&d->received[from], eager);
@@ -199,49 +192,45 @@ static tagc_status post_bodies(tagc_reducer *r, int p) {
 
 /* ---- the course: encode, send, add ---- */
 
-/* The message that turn t has to wait for before it is encoded: the rows of this host, or that of an older parcel whose memory it
- * takes. NULL: none. */
+/* The message that turn t has to wait for before it is encoded: of an older parcel whose memory it takes. NULL: none. */
 static tagc_message *needed(const tagc_reducer *r, int t) {
     const tagc_direct *d = tagc_direct_of(r);
-    tagc_message *message = d->per_host > 1 ? tagc_hosts_rows(r, t) : NULL;
-    if (message && !tagc_message_done(r, message)) return message;
     /* No rank waits for the own fragment, so long bodies are sent first. */
-    if (t == d->n_hosts - 1 && !d->is_small && d->n_parcels_out < d->n_parcels)
+    if (t == r->world_size - 1 && !d->is_small && d->n_parcels_out < d->n_parcels)
         return header_of(d, d->n_parcels_out);
-    int is_first = t < d->n_hosts - 1 && t % d->parcel == 0,
+    int is_first = t < r->world_size - 1 && t % d->parcel == 0,
         older = is_first ? t / d->parcel - d->window : -1;
     if (older < 0) return NULL;
     /* Its bodies are sent after the wait for its header, even if that has arrived by now. */
     if (d->n_parcels_out <= older) return header_of(d, d->n_parcels_out);
-    message = body_of(d, older);
+    tagc_message *message = body_of(d, older);
     return tagc_message_done(r, message) ? NULL : message;
 }
 
 /* Sends the bodies that can be sent, and so frees memory for turn t. */
 static tagc_status make_room(tagc_reducer *r, int t) {
     tagc_direct *d = tagc_direct_of(r);
-    int is_own = t == d->n_hosts - 1, n_out = is_own ? d->n_parcels : d->n_parcels > 1 ? t / d->parcel : 0;
+    int is_own = t == r->world_size - 1, n_out = is_own ? d->n_parcels : d->n_parcels > 1 ? t / d->parcel : 0;
     if (d->is_small) return TAGC_OK;
     while (d->n_parcels_out < n_out && tagc_message_done(r, header_of(d, d->n_parcels_out)))
         TAGC_TRY(post_bodies(r, d->n_parcels_out));
     return TAGC_OK;
 }
 
-/* The next turn may post rows, headers and, if bodies are long, those of earlier turns. */
+/* The next turn may post headers and, if bodies are long, those of earlier turns. */
 static tagc_pause wait_to_encode(const tagc_reducer *r, tagc_message *awaited) {
     const tagc_direct *d = tagc_direct_of(r);
-    int t = d->n_encoded, is_own = t == d->n_hosts - 1;
-    int has_rows = d->per_host > 1 && t + d->row_window < d->n_hosts;
+    int is_own = d->n_encoded == r->world_size - 1;
     int posts_bodies = d->n_parcels > 1 || (is_own && !d->is_small);
-    int low = has_rows ? TAGC_ROUND_ROWS : is_own && posts_bodies ? TAGC_ROUND_BODIES : TAGC_ROUND_HEADERS;
-    return (tagc_pause){0, awaited, awaited != NULL, low,
+    return (tagc_pause){0, awaited, awaited != NULL,
+                        is_own && posts_bodies ? TAGC_ROUND_BODIES : TAGC_ROUND_HEADERS,
                         posts_bodies ? TAGC_ROUND_BODIES : TAGC_ROUND_HEADERS};
 }
 
 tagc_status tagc_fragments_encode(tagc_reducer *r, tagc_pause *wait) {
     tagc_direct *d = tagc_direct_of(r);
-    while (d->n_encoded < d->n_hosts) {
-        int t = d->n_encoded, p = t < d->n_hosts - 1 ? t / d->parcel : d->n_parcels;
+    while (d->n_encoded < r->world_size) {
+        int t = d->n_encoded, p = t < r->world_size - 1 ? t / d->parcel : d->n_parcels;
         TAGC_TRY(make_room(r, t));
         tagc_message *message = needed(r, t);
         if (message) {
@@ -250,10 +239,9 @@ tagc_status tagc_fragments_encode(tagc_reducer *r, tagc_pause *wait) {
         }
         if (p < d->n_parcels && p >= d->window)
             TAGC_TRY(tagc_message_wait(r, body_of(d, p))); /* it is done */
-        if (d->per_host > 1) TAGC_TRY(tagc_hosts_add(r, t));
-        if (t < d->n_hosts - 1 || !tagc_direct_has_results(r)) encode(r, t);
+        if (t < r->world_size - 1 || !tagc_direct_has_results(r)) encode(r, t);
         d->n_encoded++;
-        if (p == d->n_parcels || d->n_encoded < tagc_direct_parcel_end(d, p)) continue;
+        if (p == d->n_parcels || d->n_encoded < tagc_direct_parcel_end(r, p)) continue;
         post_headers(r, p);
         if (d->is_small) continue;
         *wait = wait_to_encode(r, NULL); /* older steps may have something to do */
@@ -265,28 +253,26 @@ tagc_status tagc_fragments_encode(tagc_reducer *r, tagc_pause *wait) {
     return TAGC_OK;
 }
 
-/* The message that completes the body from `host`. NULL if it came before its memory was used again, and for the own host. */
-static tagc_message *message_from(const tagc_direct *d, int host) {
-    if (host == d->host) return NULL;
-    int t = (d->host + d->n_hosts - 1 - host) % d->n_hosts; /* tagc_host_from(d, t) == host */
-    int p = t / d->parcel;
+/* The message that completes the body from a rank. NULL if it came before its memory was used again, and for the own one. */
+static tagc_message *message_from(const tagc_reducer *r, int from) {
+    const tagc_direct *d = tagc_direct_of(r);
+    if (from == r->rank) return NULL;
+    int p = tagc_partner_step(r, from) / d->parcel;
     return p + d->window < d->n_parcels ? NULL : body_of(d, p);
 }
 
-/* The body from `host`; without bytes if it does not count. */
-static tagc_body body_from(tagc_reducer *r, int host) {
+/* The body from a rank; without bytes if it does not count. */
+static tagc_body body_from(tagc_reducer *r, int from) {
     const tagc_direct *d = tagc_direct_of(r);
-    if (host != d->host)
-        return tagc_fragment_body(r, (size_t)host, tagc_rank_of(d, host, d->local), &d->fragment);
+    if (from != r->rank) return tagc_fragment_body(r, from, &d->fragment);
     if (tagc_direct_has_results(r)) {
-        tagc_direct_fill_row(r, host);
+        tagc_direct_fill_row(r, from);
         return tagc_own_body(r);
     }
     const tagc_fragment *own = &d->sent[own_row_out(d)];
     if (own->is_void) return (tagc_body){0};
-    return (tagc_body){.bytes =
-                           (const uint8_t *)tagc_direct_row_out(d, d->n_hosts - 1) + TAGC_WIRE_HEADER_BYTES,
-                       .n_bytes = own->n_bytes};
+    const char *row = tagc_direct_row_out(r, r->world_size - 1);
+    return (tagc_body){.bytes = (const uint8_t *)row + TAGC_WIRE_HEADER_BYTES, .n_bytes = own->n_bytes};
 }
 
 static tagc_pause wait_to_add(const tagc_reducer *r, int is_done, tagc_message *awaited) {
@@ -297,19 +283,19 @@ static tagc_pause wait_to_add(const tagc_reducer *r, int is_done, tagc_message *
 /* Of the bodies to be added next, the first that is not here: of one, or where a call costs much, of all. */
 static tagc_message *first_missing(const tagc_reducer *r) {
     const tagc_direct *d = tagc_direct_of(r);
-    int end = r->runner->is_whole ? d->n_hosts : d->n_added + 1;
-    for (int host = d->n_added; host < end; host++) {
-        tagc_message *message = message_from(d, host);
+    int end = r->runner->is_whole ? r->world_size : d->n_added + 1;
+    for (int from = d->n_added; from < end; from++) {
+        tagc_message *message = message_from(r, from);
         if (message && !tagc_message_done(r, message)) return message;
     }
     return NULL;
 }
 
-/* In the order of hosts, whatever the order of arrival, as many at once as have arrived. The own fragment is decoded, too; with
+/* In the order of ranks, whatever the order of arrival, as many at once as have arrived. The own fragment is decoded, too; with
  * results, it is plain. */
 tagc_status tagc_fragments_add(tagc_reducer *r, tagc_pause *wait) {
     tagc_direct *d = tagc_direct_of(r);
-    while (d->n_added < d->n_hosts) {
+    while (d->n_added < r->world_size) {
         tagc_message *missing = first_missing(r);
         if (missing) {
             *wait = wait_to_add(r, 0, missing);
@@ -317,8 +303,8 @@ tagc_status tagc_fragments_add(tagc_reducer *r, tagc_pause *wait) {
         }
         int first = d->n_added;
         double start_s = tagc_clock_s();
-        for (; d->n_added < d->n_hosts; d->n_added++) {
-            tagc_message *message = message_from(d, d->n_added);
+        for (; d->n_added < r->world_size; d->n_added++) {
+            tagc_message *message = message_from(r, d->n_added);
             if (message && !tagc_message_done(r, message)) break;
             if (message) TAGC_TRY(tagc_message_wait(r, message));
             d->bodies[d->n_added] = body_from(r, d->n_added);
@@ -341,7 +327,7 @@ tagc_status tagc_fragments_send(tagc_reducer *r, tagc_pause *wait) {
         }
         TAGC_TRY(post_bodies(r, d->n_parcels_out));
     }
-    *wait = wait_to_add(r, 1, message_from(d, 0));
+    *wait = wait_to_add(r, 1, message_from(r, 0));
     return TAGC_OK;
 }
 
@@ -379,10 +365,10 @@ static size_t longest_body(const tagc_code_options *options, int is_other_unit) 
     return larger(n_bytes, tagc_code_of(&o)->max_bytes(&o));
 }
 
-tagc_status tagc_fragment_announced(tagc_reducer *r, size_t row, int from, const tagc_code_options *options) {
+tagc_status tagc_fragment_announced(tagc_reducer *r, int from, const tagc_code_options *options) {
     tagc_direct *d = tagc_direct_of(r);
     tagc_wire_header header;
-    tagc_status status = tagc_wire_read(d->recv + row * d->stride, TAGC_WIRE_HEADER_BYTES, &header);
+    tagc_status status = tagc_wire_read(d->recv + (size_t)from * d->stride, TAGC_WIRE_HEADER_BYTES, &header);
     if (status == TAGC_OK && header.kind != TAGC_WIRE_FRAGMENT)
         status =
             tagc_fail(TAGC_ERR_CORRUPT, "message kind is %d, expected %d", header.kind, TAGC_WIRE_FRAGMENT);
@@ -407,11 +393,11 @@ tagc_status tagc_fragment_announced(tagc_reducer *r, size_t row, int from, const
         tagc_note_failure(
             r, tagc_fail_in(status, "header of the fragment from rank %d", tagc_comm_name(r->comm, from)));
     r->now.stats.nonfinite |= header.flags & TAGC_WIRE_FLAG_NONFINITE;
-    d->received[row] = (tagc_fragment){.n_bytes = header.body_bytes,
-                                       .index_bytes = header.index_bytes,
-                                       .n_items = header.n_items,
-                                       .sum = header.body_sum,
-                                       .is_void = header.flags != 0 || status != TAGC_OK};
+    d->received[from] = (tagc_fragment){.n_bytes = header.body_bytes,
+                                        .index_bytes = header.index_bytes,
+                                        .n_items = header.n_items,
+                                        .sum = header.body_sum,
+                                        .is_void = header.flags != 0 || status != TAGC_OK};
     return TAGC_OK;
 }
 
@@ -419,13 +405,13 @@ tagc_status tagc_fragment_announced(tagc_reducer *r, size_t row, int from, const
 
 /* A body is too long if its sender has another sparsity. The step will fail on all ranks, after everything that was sent has
  * been received. */
-tagc_status tagc_rests_begin(tagc_reducer *r, const size_t *rows, int n, size_t eager, tagc_rests *out) {
+tagc_status tagc_rests_begin(tagc_reducer *r, const int *senders, int n, size_t eager, tagc_rests *out) {
     tagc_direct *d = tagc_direct_of(r);
     uint64_t n_bytes = sizeof(void *);
     *out = (tagc_rests){.to = d->recv};
     for (int i = 0; i < n; i++) {
-        n_bytes += tagc_fragment_rest(&d->received[rows[i]], eager);
-        out->is_packed |= d->received[rows[i]].n_bytes > d->capacity;
+        n_bytes += tagc_fragment_rest(&d->received[senders[i]], eager);
+        out->is_packed |= d->received[senders[i]].n_bytes > d->capacity;
     }
     if (!out->is_packed) return TAGC_OK;
     void *block;
@@ -440,13 +426,13 @@ tagc_status tagc_rests_begin(tagc_reducer *r, const size_t *rows, int n, size_t 
     return TAGC_OK;
 }
 
-void tagc_rests_add(const tagc_reducer *r, tagc_rests *rests, tagc_message *message, int rank, size_t row,
-                    size_t eager) {
+void tagc_rests_add(const tagc_reducer *r, tagc_rests *rests, tagc_message *message, int from, size_t eager) {
     const tagc_direct *d = tagc_direct_of(r);
-    const tagc_fragment *in = &d->received[row];
+    const tagc_fragment *in = &d->received[from];
     uint64_t n_bytes = tagc_fragment_rest(in, eager);
-    tagc_message_from(message, rank, n_bytes,
-                      rests->is_packed ? rests->n_bytes : row * d->stride + TAGC_WIRE_HEADER_BYTES + eager);
+    tagc_message_from(message, from, n_bytes,
+                      rests->is_packed ? rests->n_bytes
+                                       : (size_t)from * d->stride + TAGC_WIRE_HEADER_BYTES + eager);
     rests->n_bytes += n_bytes;
     rests->index_bytes += tagc_rest_index(in, eager);
 }
@@ -461,10 +447,10 @@ void tagc_fragments_end(tagc_reducer *r) {
 
 /* ---- whole bodies ---- */
 
-tagc_body tagc_fragment_body(tagc_reducer *r, size_t row, int from, const tagc_code_options *options) {
+tagc_body tagc_fragment_body(tagc_reducer *r, int from, const tagc_code_options *options) {
     const tagc_direct *d = tagc_direct_of(r);
-    const tagc_fragment *f = &d->received[row];
-    tagc_body body = {.bytes = (const uint8_t *)d->recv + row * d->stride + TAGC_WIRE_HEADER_BYTES,
+    const tagc_fragment *f = &d->received[from];
+    tagc_body body = {.bytes = (const uint8_t *)d->recv + (size_t)from * d->stride + TAGC_WIRE_HEADER_BYTES,
                       .n_bytes = f->n_bytes};
     if (r->now.failure != TAGC_OK || r->now.stats.nonfinite || f->is_void) return (tagc_body){0};
     tagc_status status = TAGC_OK;

@@ -11,17 +11,17 @@ static const tagc_batch_result *run(tagc_reducer *r, int which, tagc_batch_row r
 }
 
 static void encode(tagc_reducer *r, int t, tagc_encoded *out) {
-    const tagc_direct *d = tagc_direct_of(r);
-    uint8_t *body = (uint8_t *)tagc_direct_row_out(d, t) + TAGC_WIRE_HEADER_BYTES;
-    tagc_direct_fill_row(r, tagc_host_to(d, t));
-    *out = run(r, TAGC_ENCODE, tagc_encode_row(r, tagc_host_to(d, t), body))->encoded;
+    int owner = tagc_partner_to(r, t);
+    uint8_t *body = (uint8_t *)tagc_direct_row_out(r, t) + TAGC_WIRE_HEADER_BYTES;
+    tagc_direct_fill_row(r, owner);
+    *out = run(r, TAGC_ENCODE, tagc_encode_row(r, owner, body))->encoded;
 }
 
 static void add(tagc_reducer *r, int first, int end) {
     const tagc_direct *d = tagc_direct_of(r);
     int n = 0;
-    for (int host = first; host < end; host++)
-        if (d->bodies[host].bytes) d->batches.bodies[n++] = d->bodies[host];
+    for (int from = first; from < end; from++)
+        if (d->bodies[from].bytes) d->batches.bodies[n++] = d->bodies[from];
     r->now.stats.nonfinite |= run(r, TAGC_ADD, tagc_add_row(r, d->batches.bodies, n, first > 0))->nonfinite;
 }
 
@@ -31,7 +31,7 @@ static void encode_sums(tagc_reducer *r, uint8_t *body, tagc_encoded *out) {
 
 static void decode_sums(tagc_reducer *r) {
     const tagc_direct *d = tagc_direct_of(r);
-    for (size_t row = 0; row < d->n_rows; row++) {
+    for (size_t row = 0; row < (size_t)r->world_size; row++) {
         run(r, TAGC_DECODE_SUMS, tagc_decode_sums_row(r, row, &d->bodies[row]));
         if (r->now.row) r->feed->take(r->feed->context, row, r->now.row);
     }

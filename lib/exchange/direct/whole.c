@@ -1,4 +1,4 @@
-/* The path of direct for values that travel whole: fp32 or bf16, all of them, without a residual, one rank per host. There is nothing
+/* The path of direct for values that travel whole: fp32 or bf16, all of them, without a residual. There is nothing
  * to encode, so bodies have no header and no length of their own, and a shard travels in chunks. While one is added, the next two are
  * on the wire, in both directions and with all peers.
  *
@@ -377,7 +377,6 @@ const tagc_exchange_table tagc_exchange_whole = {
     .state_bytes = sizeof(whole),
     .overlap = TAGC_OVERLAP_ROWS,
     .residual_elems = tagc_direct_residual_elems,
-    .output_elems = tagc_direct_output_elems,
     .place = place,
     .place_work = place_work,
     .start = start,

@@ -13,18 +13,19 @@
 
 enum { CODING_WHOLE = 0, CODING_DELTA = 1 };
 
-static size_t checksum_bytes(int n_rows) {
-    return (size_t)n_rows * sizeof(uint64_t);
+static size_t checksum_bytes(int world_size) {
+    return (size_t)world_size * sizeof(uint64_t);
 }
 
-size_t tagc_gatherer_delta_bytes(int bits, size_t shard, int n_rows) {
-    size_t whole = shard * sizeof(uint16_t), delta = tagc_delta_bytes(bits, shard) + checksum_bytes(n_rows);
+size_t tagc_gatherer_delta_bytes(int bits, size_t shard, int world_size) {
+    size_t whole = shard * sizeof(uint16_t),
+           delta = tagc_delta_bytes(bits, shard) + checksum_bytes(world_size);
     return TAGC_WIRE_HEADER_BYTES + (whole > delta ? whole : delta);
 }
 
 static size_t body_bytes(const tagc_gatherer *g) {
     if (g->is_whole) return g->shard * sizeof(uint16_t);
-    return tagc_delta_bytes(g->bits, g->shard) + (g->is_checked ? checksum_bytes(g->n_rows) : 0);
+    return tagc_delta_bytes(g->bits, g->shard) + (g->is_checked ? checksum_bytes(g->world_size) : 0);
 }
 
 size_t tagc_gatherer_message_bytes(const tagc_gatherer *g) {
@@ -47,17 +48,17 @@ void tagc_gatherer_delta_begin(tagc_gatherer *g) {
 /* ---- the own message ---- */
 
 static void put_checksums(tagc_gatherer *g, uint8_t *to) {
-    for (int r = 0; r < g->n_rows; r++, to += sizeof(uint64_t)) {
+    for (int r = 0; r < g->world_size; r++, to += sizeof(uint64_t)) {
         uint64_t sum = g->runner->checksum(g, r);
         memcpy(to, &sum, sizeof sum);
     }
 }
 
 void tagc_gatherer_delta_encode(tagc_gatherer *g) {
-    uint8_t *message = tagc_gatherer_row(g, g->row), *body = message + TAGC_WIRE_HEADER_BYTES;
+    uint8_t *message = tagc_gatherer_row(g, g->rank), *body = message + TAGC_WIRE_HEADER_BYTES;
     if (g->is_checked) {
         put_checksums(g, body);
-        body += checksum_bytes(g->n_rows);
+        body += checksum_bytes(g->world_size);
     }
     g->is_void = g->runner->encode_row(g, body) || g->device_failure != TAGC_OK;
     if (g->failure == TAGC_OK) g->failure = g->device_failure; /* this message reports it */
@@ -68,7 +69,7 @@ void tagc_gatherer_delta_encode(tagc_gatherer *g) {
         .rank = (uint32_t)g->rank,
         .n_elems = g->shard,
         .unit = g->identity.unit,
-        .n_items = g->is_checked ? (uint32_t)g->n_rows : 0,
+        .n_items = g->is_checked ? (uint32_t)g->world_size : 0,
         .status = (uint32_t)g->failure,
         .body_bytes = body_bytes(g),
         .step = g->n_begun,
@@ -80,11 +81,11 @@ void tagc_gatherer_delta_encode(tagc_gatherer *g) {
 
 static uint8_t *body_of(const tagc_gatherer *g, int row) {
     return tagc_gatherer_row(g, row) + TAGC_WIRE_HEADER_BYTES +
-           (g->is_checked ? checksum_bytes(g->n_rows) : 0);
+           (g->is_checked ? checksum_bytes(g->world_size) : 0);
 }
 
 static int name_of(const tagc_gatherer *g, int row) {
-    return tagc_comm_name(g->comm, g->first_rank + row);
+    return tagc_comm_name(g->comm, row);
 }
 
 static int is_of_other_unit(const tagc_gatherer *g, tagc_status status, const tagc_wire_header *header) {
@@ -95,17 +96,16 @@ static tagc_status read_message(const tagc_gatherer *g, int row, tagc_wire_heade
     tagc_wire_header expected = {
         .kind = TAGC_WIRE_PARAMETERS,
         .coding = g->is_whole ? CODING_WHOLE : CODING_DELTA,
-        .rank = (uint32_t)(g->first_rank + row),
+        .rank = (uint32_t)row,
         .n_elems = g->shard,
         .step = g->n_begun,
     };
     tagc_status status = tagc_wire_read(tagc_gatherer_row(g, row), tagc_gatherer_message_bytes(g), header);
-    if (status == TAGC_OK)
-        status = tagc_wire_expect_of(g->comm, &g->identity, g->first_rank + row, header, &expected);
+    if (status == TAGC_OK) status = tagc_wire_expect_of(g->comm, &g->identity, row, header, &expected);
     if (is_of_other_unit(g, status, header)) return status;
-    if (status == TAGC_OK && header->n_items != (g->is_checked ? (uint32_t)g->n_rows : 0))
+    if (status == TAGC_OK && header->n_items != (g->is_checked ? (uint32_t)g->world_size : 0))
         status = tagc_fail(TAGC_ERR_CORRUPT, "%u checksums, expected %d", header->n_items,
-                           g->is_checked ? g->n_rows : 0);
+                           g->is_checked ? g->world_size : 0);
     if (status == TAGC_OK && !g->is_whole && !(header->flags & TAGC_WIRE_FLAG_NONFINITE))
         status = tagc_delta_validate(g->bits, body_of(g, row), g->shard);
     return status == TAGC_OK ? status : tagc_fail_in(status, "parameters from rank %d", name_of(g, row));
@@ -120,8 +120,8 @@ static uint64_t checksum_of(const tagc_gatherer *g, int sender, int row) {
 
 /* All ranks hold the same table of checksums, so all report the same. */
 static tagc_status compare_checksums(const tagc_gatherer *g) {
-    for (int row = 0; row < g->n_rows; row++)
-        for (int sender = 0; sender < g->n_rows; sender++)
+    for (int row = 0; row < g->world_size; row++)
+        for (int sender = 0; sender < g->world_size; sender++)
             if (checksum_of(g, sender, row) != checksum_of(g, row, row))
                 return tagc_fail(
                     TAGC_ERR_CORRUPT,
@@ -140,10 +140,10 @@ tagc_row tagc_gatherer_delta_row(const tagc_gatherer *g, int row, int is_void) {
 tagc_status tagc_gatherer_delta_decode(tagc_gatherer *g) {
     tagc_status told = TAGC_OK, encode_failure = g->device_failure;
     int damaged = -1, of_other_unit = -1, teller = 0, n_sound = 0;
-    for (int row = 0; row < g->n_rows; row++) {
+    for (int row = 0; row < g->world_size; row++) {
         tagc_wire_header header = {.flags = g->is_void ? TAGC_WIRE_FLAG_NONFINITE : 0,
                                    .status = (uint32_t)g->failure};
-        tagc_status status = row == g->row ? TAGC_OK : read_message(g, row, &header);
+        tagc_status status = row == g->rank ? TAGC_OK : read_message(g, row, &header);
         if (is_of_other_unit(g, status, &header) && of_other_unit < 0) of_other_unit = row;
         if (status != TAGC_OK) {
             damaged = damaged < 0 ? row : damaged;
@@ -155,7 +155,7 @@ tagc_status tagc_gatherer_delta_decode(tagc_gatherer *g) {
             told = (tagc_status)header.status;
             teller = name_of(g, row);
         }
-        if (row != g->row) g->decoded[n_sound++] = tagc_gatherer_delta_row(g, row, is_void);
+        if (row != g->rank) g->decoded[n_sound++] = tagc_gatherer_delta_row(g, row, is_void);
     }
     g->runner->decode_rows(g, n_sound);
     g->failure = TAGC_OK;

@@ -29,12 +29,12 @@ static int bits_of(int format) {
 static void place(tagc_gatherer *g, tagc_arena *arena) {
     tagc_delivery_place(g, arena, &g->delivery);
     if (tagc_gatherer_has_words(g)) tagc_gather_words_place(g, arena);
-    g->decoded = tagc_arena_take(arena, (size_t)g->n_rows, sizeof *g->decoded);
+    g->decoded = tagc_arena_take(arena, (size_t)g->world_size, sizeof *g->decoded);
     if (g->is_lossless) tagc_gatherer_lossless_place(g, arena);
 }
 
 static void place_work(tagc_gatherer *g, tagc_arena *work) {
-    g->rows = tagc_arena_take(work, (size_t)g->n_rows, g->row_bytes);
+    g->rows = tagc_arena_take(work, (size_t)g->world_size, g->row_bytes);
 }
 
 tagc_status tagc_gatherer_lay_out(tagc_gatherer *g, const tagc_gatherer_options *options, int world_size,
@@ -42,11 +42,6 @@ tagc_status tagc_gatherer_lay_out(tagc_gatherer *g, const tagc_gatherer_options 
     TAGC_TRY(tagc_gatherer_options_check(options, world_size, &g->options));
     g->rank = rank;
     g->world_size = world_size;
-    g->per_host = g->options.ranks_per_host;
-    g->n_rows = g->options.within_host ? g->per_host : world_size;
-    g->n_relays = g->per_host > 1 ? g->n_rows / g->per_host - 1 : 0;
-    g->row = rank % g->n_rows;
-    g->first_rank = rank - g->row;
     g->bits = bits_of(g->options.format);
     g->is_delta = g->options.delta;
     g->is_whole_next = g->is_delta;
@@ -56,8 +51,9 @@ tagc_status tagc_gatherer_lay_out(tagc_gatherer *g, const tagc_gatherer_options 
     g->is_stochastic = g->options.rounding == TAGC_ROUNDING_STOCHASTIC;
     g->values = tagc_values_format(TAGC_FORMAT_INT8, TAGC_DELTA_BLOCK, 0);
     g->values.marks_nonfinite = g->values.is_stochastic = 1;
-    g->shard = (size_t)(g->options.n_elems / (uint64_t)g->n_rows);
-    size_t n_bytes = g->is_delta                     ? tagc_gatherer_delta_bytes(g->bits, g->shard, g->n_rows)
+    g->shard = (size_t)(g->options.n_elems / (uint64_t)g->world_size);
+    g->stride = g->shard;
+    size_t n_bytes = g->is_delta ? tagc_gatherer_delta_bytes(g->bits, g->shard, g->world_size)
                      : g->is_plain || g->is_lossless ? 0
                                                      : tagc_gatherer_message_bytes(g);
     g->row_bytes = tagc_aligned(n_bytes);
@@ -118,10 +114,22 @@ tagc_status tagc_gatherer_create(tagc_comm *comm, const tagc_gatherer_options *o
     return tagc_gatherer_make(&tagc_host_arrays, &tagc_host_gathers, comm, options, out);
 }
 
+tagc_status tagc_gatherer_create_apart(tagc_comm *comm, const tagc_gatherer_options *options, size_t stride,
+                                       tagc_gatherer **out) {
+    TAGC_TRY(tagc_gatherer_create(comm, options, out));
+    (*out)->stride = stride;
+    return TAGC_OK;
+}
+
+void tagc_gatherer_follow(tagc_gatherer *g, tagc_gatherer *first) {
+    g->first = first;
+    first->followers = g->comm;
+}
+
 /* The own row as it travels. */
 static const void *encode(tagc_gatherer *g) {
     if (g->options.format == TAGC_FORMAT_FP32) return g->own;
-    uint8_t *row = g->is_plain ? tagc_gatherer_full(g, g->row) : tagc_gatherer_row(g, g->row);
+    uint8_t *row = g->is_plain ? tagc_gatherer_full(g, g->rank) : tagc_gatherer_row(g, g->rank);
     if (g->is_delta)
         tagc_gatherer_delta_encode(g);
     else
@@ -131,21 +139,21 @@ static const void *encode(tagc_gatherer *g) {
 
 /* Writes the own row to `full` as the others will have it, while it is on the wire. */
 static void put_own(tagc_gatherer *g) {
-    void *to = tagc_gatherer_full(g, g->row);
+    void *to = tagc_gatherer_full(g, g->rank);
     if (g->options.format == TAGC_FORMAT_FP32 && to != g->own) memcpy(to, g->own, g->shard * sizeof *g->own);
     if (g->is_plain) return;
-    g->decoded[0] = g->is_delta ? tagc_gatherer_delta_row(g, g->row, g->is_void)
-                                : (tagc_row){.body = tagc_gatherer_row(g, g->row), .values = to};
+    g->decoded[0] = g->is_delta ? tagc_gatherer_delta_row(g, g->rank, g->is_void)
+                                : (tagc_row){.body = tagc_gatherer_row(g, g->rank), .values = to};
     g->runner->decode_rows(g, 1);
 }
 
 static void post(tagc_gatherer *g) {
     if (tagc_gatherer_has_words(g)) tagc_gather_words_post(g);
     const void *send = encode(g);
-    uint64_t stride = g->is_plain ? g->shard * g->width : g->row_bytes;
+    uint64_t stride = g->is_plain ? g->stride * g->width : g->row_bytes;
     uint64_t n_bytes = tagc_gatherer_message_bytes(g);
     uint8_t *rows = g->is_plain ? g->full : g->rows;
-    for (int r = 0; r < g->n_rows; r++)
+    for (int r = 0; r < g->world_size; r++)
         g->delivery.extents[r] = (tagc_extent){.offset = (uint64_t)r * stride, .n_bytes = n_bytes};
     tagc_delivery_post(g, &g->delivery, TAGC_LANE_GATHER, send, rows);
     put_own(g);
@@ -167,8 +175,8 @@ static tagc_status finish(tagc_gatherer *g) {
     if (g->is_delta) return tagc_gatherer_delta_decode(g);
     if (g->is_plain) return TAGC_OK;
     int n = 0;
-    for (int r = 0; r < g->n_rows; r++)
-        if (r != g->row)
+    for (int r = 0; r < g->world_size; r++)
+        if (r != g->rank)
             g->decoded[n++] = (tagc_row){.body = tagc_gatherer_row(g, r), .values = tagc_gatherer_full(g, r)};
     g->runner->decode_rows(g, n);
     return TAGC_OK;
@@ -176,7 +184,8 @@ static tagc_status finish(tagc_gatherer *g) {
 
 static int is_ready(void *arg) {
     tagc_gatherer *g = arg;
-    if (!g->is_posted) return tagc_work_take(g->comm, &g->work);
+    if (!g->is_posted)
+        return (!g->first || atomic_load(&g->first->is_over)) && tagc_work_take(g->comm, &g->work);
     if (g->is_lossless) return tagc_gatherer_lossless_is_ready(g);
     if (tagc_gatherer_has_words(g) && !tagc_gather_words_are_here(g)) return 0;
     return tagc_delivery_is_done(g, &g->delivery);
@@ -192,8 +201,7 @@ static tagc_status run_lossless(tagc_gatherer *g) {
     return status;
 }
 
-static tagc_status run(void *arg) {
-    tagc_gatherer *g = arg;
+static tagc_status run_half(tagc_gatherer *g) {
     if (g->is_lossless) return run_lossless(g);
     if (g->is_posted) {
         tagc_status status = finish(g);
@@ -202,16 +210,27 @@ static tagc_status run(void *arg) {
     }
     tagc_arena work = {.base = g->work.memory};
     place_work(g, &work);
+    if (g->first) g->failure = g->first->ended; /* its text is that gather's */
     post(g);
     g->is_posted = g->task.more = 1;
     g->task.next_lanes = g->task.later_lanes = 0;
     return TAGC_OK;
 }
 
+static tagc_status run(void *arg) {
+    tagc_gatherer *g = arg;
+    tagc_status status = run_half(g);
+    if (!g->followers || (status == TAGC_OK && g->task.more)) return status;
+    g->ended = status;
+    atomic_store(&g->is_over, 1);
+    tagc_comm_look_again(g->followers);
+    return status;
+}
+
 /* A delta is the master minus the result of the last gather. */
 static tagc_status check_full(const tagc_gatherer *g, const float *shard, const void *full) {
     uintptr_t from = (uintptr_t)shard, begin = (uintptr_t)full;
-    uintptr_t end = begin + g->options.n_elems * g->width;
+    uintptr_t end = begin + tagc_gatherer_full_elems(g) * g->width;
     int overlap = from < end && begin < from + g->shard * sizeof *shard;
     if (overlap && g->is_delta)
         return tagc_fail(TAGC_ERR_ARGUMENT,
@@ -234,7 +253,7 @@ static tagc_status check_length(const char *name, uint64_t n, uint64_t must, con
 }
 
 static tagc_status check_n_full(const tagc_gatherer *g, uint64_t n_full) {
-    return check_length("n_full", n_full, g->options.n_elems, "the n_elems of the gatherer");
+    return check_length("n_full", n_full, tagc_gatherer_full_elems(g), "the n_elems of the gatherer");
 }
 
 static tagc_status check_arrays(const tagc_gatherer *g, const float *shard, uint64_t n_shard,
@@ -261,14 +280,15 @@ static tagc_status begin(tagc_gatherer *g, const float *shard, void *full) {
     g->begun = 1;
     g->n_begun++;
     g->values.seed =
-        tagc_residual_seed(g->options.rounding_seed, g->n_begun, (uint32_t)g->rank, (uint32_t)g->row);
+        tagc_residual_seed(g->options.rounding_seed, g->n_begun, (uint32_t)g->rank, (uint32_t)g->rank);
     if (g->is_delta) tagc_gatherer_delta_begin(g);
     g->is_posted = 0;
-    uint32_t lanes = 1u << TAGC_LANE_GATHER | 1u << TAGC_LANE_RELAY;
+    atomic_store(&g->is_over, 0);
+    uint32_t lanes = 1u << TAGC_LANE_GATHER | 1u << TAGC_LANE_RESTS;
     g->task = (tagc_task){.run = run,
                           .is_ready = is_ready,
                           .arg = g,
-                          .next_lanes = g->is_lossless ? tagc_gatherer_lossless_lanes(g) : lanes,
+                          .next_lanes = g->is_lossless ? 1u << TAGC_LANE_GATHER : lanes,
                           .later_lanes = lanes};
     tagc_work_line_up(g->comm, &g->work);
     tagc_comm_submit_gather(g->comm, &g->task);
@@ -291,7 +311,7 @@ static tagc_status refuse(tagc_gatherer *g, tagc_status status) {
     return tagc_refuse(&(tagc_refusal){.comm = g->comm,
                                        .arrays = g->arrays,
                                        .n_read = g->shard * sizeof *g->own,
-                                       .n_written = (size_t)g->n_rows * g->shard * g->width,
+                                       .n_written = (size_t)tagc_gatherer_full_elems(g) * g->width,
                                        .status = status,
                                        .take_part = take_part,
                                        .context = g});

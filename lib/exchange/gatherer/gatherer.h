@@ -1,4 +1,4 @@
-/* Inside of a gatherer, shared by gatherer.c (life, plain arrays), delivery.c (transfers, two levels), rows.c (encoding and
+/* Inside of a gatherer, shared by gatherer.c (life, plain arrays), delivery.c (transfers), rows.c (encoding and
  * decoding), delta.c and lossless.c. */
 #ifndef TAGC_EXCHANGE_GATHERER_GATHERER_H
 #define TAGC_EXCHANGE_GATHERER_GATHERER_H
@@ -29,20 +29,18 @@ typedef struct tagc_extent {
 
 /* Rows, or a part of each, on their way to all ranks (delivery.c). */
 typedef struct tagc_delivery {
-    tagc_extent *extents; /* (n_rows) filled by the caller before it posts */
+    tagc_extent *extents; /* (W) filled by the caller before it posts */
     int is_posted;        /* and not waited for */
     tagc_ticket ticket;
-    tagc_ticket *relays;                     /* (n_relays) */
-    tagc_part *sends, *receives;             /* (n_rows - 1) */
-    tagc_part *relay_sends, *relay_receives; /* (n_relays, per_host - 1) */
+    tagc_part *sends, *receives; /* (W - 1) */
 } tagc_delivery;
 
 /* Of a lossless gather: elements that travel in one message, encoded while the one before is on the wire (lossless.c). */
 typedef struct tagc_segment {
     size_t first, n; /* elements of a row */
     size_t at;       /* bytes of a row, where its message begins */
-    size_t *front;   /* (n_rows) bytes of the body that travel with the header; all ranks know them */
-    size_t *n_bytes; /* (n_rows) of the body, in this gather */
+    size_t *front;   /* (W) bytes of the body that travel with the header; all ranks know them */
+    size_t *n_bytes; /* (W) of the body, in this gather */
     int has_rest;    /* some body is longer than its front */
     tagc_delivery delivery;
 } tagc_segment;
@@ -55,8 +53,8 @@ typedef struct tagc_gather_word {
 
 /* These words on their way, at the same time as the rows (words.c). */
 typedef struct tagc_gather_words {
-    tagc_gather_word own, *all;  /* (n_rows) */
-    tagc_part *sends, *receives; /* (n_rows - 1) */
+    tagc_gather_word own, *all;  /* (W) */
+    tagc_part *sends, *receives; /* (W - 1) */
     tagc_ticket ticket;
 } tagc_gather_words;
 
@@ -68,26 +66,28 @@ struct tagc_gatherer {
     void *on_device;            /* what a runner of lib/gpu has made, else NULL */
     tagc_status device_failure; /* of this gather */
     char device_text[TAGC_ERROR_TEXT_BYTES];
-    tagc_gatherer_options options; /* ranks_per_host resolved */
-    int rank, world_size;
-    int first_rank, n_rows, row; /* the ranks that exchange, and this one's row */
-    int per_host;                /* of these, on one host: all, except in two levels */
-    int bits;                    /* bits of a code; 0 for fp32 and bf16 */
+    tagc_gatherer_options options;
+    int rank, world_size; /* a row of `full` for each rank */
+    int bits;             /* bits of a code; 0 for fp32 and bf16 */
     int is_delta, is_lossless;
     int is_plain;      /* rows travel as they are in `full` */
     int is_stochastic; /* whole parameters in int8, rounded at random: rows are values (codec/values.h) */
     tagc_value_format values; /* of these rows, with the seed of this gather */
     size_t shard;
-    size_t width; /* bytes of a value of `full`: 2 or 4 */
+    size_t stride; /* values of `full` from one row to the next: the shard, or more */
+    size_t width;  /* bytes of a value of `full`: 2 or 4 */
     int begun;
     int is_posted;    /* the first half of the task is done */
     const float *own; /* (shard) */
-    void *full;       /* (n_rows, shard), fp32 or bf16 */
-    int n_relays;     /* two levels: one for each other host */
+    void *full;       /* (W, shard), fp32 or bf16 */
     tagc_delivery delivery;
     tagc_gather_words words; /* of rows without a header */
     tagc_task task;
-    tagc_pool *pool; /* NULL with one thread */
+    tagc_pool *pool;             /* NULL with one thread */
+    struct tagc_gatherer *first; /* see tagc_gatherer_follow; NULL: it follows none */
+    tagc_comm *followers;        /* their comm; NULL: it has none */
+    atomic_int is_over;          /* of a gather with followers */
+    tagc_status ended;           /* how */
 
     uint64_t n_begun;
 
@@ -113,9 +113,9 @@ struct tagc_gatherer {
     void *arena;
     size_t arena_bytes;
     tagc_work work;    /* of a gather under way: rows */
-    tagc_row *decoded; /* (n_rows) */
+    tagc_row *decoded; /* (W) */
     size_t row_bytes;  /* the most bytes of a row; 0 for plain ones */
-    uint8_t *rows;     /* (n_rows, row_bytes) as on the wire; row `row` is sent */
+    uint8_t *rows;     /* (W, row_bytes) as on the wire; row `rank` is sent */
 };
 
 static inline uint8_t *tagc_gatherer_row(const tagc_gatherer *g, int row) {
@@ -124,7 +124,12 @@ static inline uint8_t *tagc_gatherer_row(const tagc_gatherer *g, int row) {
 
 /* Row `row` of `full`. */
 static inline void *tagc_gatherer_full(const tagc_gatherer *g, int row) {
-    return (char *)g->full + (size_t)row * g->shard * g->width;
+    return (char *)g->full + (size_t)row * g->stride * g->width;
+}
+
+/* Values from the first of `full` to the last. */
+static inline uint64_t tagc_gatherer_full_elems(const tagc_gatherer *g) {
+    return (uint64_t)(g->world_size - 1) * g->stride + g->shard;
 }
 
 /* Decides all sizes; *arena receives the bytes of its buffers, and *work those that a gather under way takes. */
@@ -132,7 +137,7 @@ tagc_status tagc_gatherer_lay_out(tagc_gatherer *gatherer, const tagc_gatherer_o
                                   int world_size, int rank, tagc_arena *arena, tagc_arena *work);
 
 /* At most, of one rank's message. */
-size_t tagc_gatherer_delta_bytes(int bits, size_t shard, int n_rows);
+size_t tagc_gatherer_delta_bytes(int bits, size_t shard, int world_size);
 /* Bytes that this gather sends to each other rank; all ranks know them in advance. */
 size_t tagc_gatherer_message_bytes(const tagc_gatherer *gatherer);
 
@@ -161,6 +166,15 @@ tagc_status tagc_gather_words_check(tagc_gatherer *gatherer);
 /* As tagc_reducer_set_name. */
 void tagc_gatherer_set_name(tagc_gatherer *gatherer, const char *name);
 
+/* ---- two levels: a gather between hosts, then one within each (unit/gather.h) ---- */
+
+/* tagc_gatherer_create, where the rows of `full` lie `stride` values apart. n_full then counts all from the first value to the last. */
+tagc_status tagc_gatherer_create_apart(tagc_comm *comm, const tagc_gatherer_options *options, size_t stride,
+                                       tagc_gatherer **out);
+/* From now on, each gather of `gatherer` waits until one of `first`, which is of another comm and begins just before it, is over. It
+ * fails on all its ranks where that failed on one of them. For whole parameters; `first` has followers on one comm alone. */
+void tagc_gatherer_follow(tagc_gatherer *gatherer, tagc_gatherer *first);
+
 /* tagc_gatherer_create and its like. */
 tagc_status tagc_gatherer_make(const tagc_arrays *arrays, const tagc_gather_runner *runner, tagc_comm *comm,
                                const tagc_gatherer_options *options, tagc_gatherer **out);
@@ -187,8 +201,6 @@ void tagc_gatherer_lossless_place(tagc_gatherer *gatherer, tagc_arena *arena);
 void tagc_gatherer_lossless_init(tagc_gatherer *gatherer);
 /* Bytes to each other rank, as expected of weights. */
 size_t tagc_gatherer_lossless_bytes(const tagc_gatherer *gatherer);
-/* Lanes on which the first run posts; later ones post on TAGC_LANE_RELAY alone. */
-uint32_t tagc_gatherer_lossless_lanes(const tagc_gatherer *gatherer);
 int tagc_gatherer_lossless_is_ready(const tagc_gatherer *gatherer); /* after the first run */
 tagc_status tagc_gatherer_lossless_run(tagc_gatherer *gatherer);
 

@@ -65,7 +65,7 @@ void tagc_gatherer_lossless_lay_out(tagc_gatherer *g) {
 }
 
 void tagc_gatherer_lossless_place(tagc_gatherer *g, tagc_arena *arena) {
-    size_t n = segment_elems(g), n_rows = (size_t)g->n_rows;
+    size_t n = segment_elems(g), n_rows = (size_t)g->world_size;
     tagc_segment *segments = tagc_arena_take(arena, (size_t)g->n_segments, sizeof *segments);
     for (int k = 0; k < g->n_segments; k++) {
         size_t first = (size_t)k * n;
@@ -82,7 +82,7 @@ void tagc_gatherer_lossless_place(tagc_gatherer *g, tagc_arena *arena) {
 
 void tagc_gatherer_lossless_init(tagc_gatherer *g) {
     for (int k = 0; k < g->n_segments; k++)
-        for (int r = 0; r < g->n_rows; r++) g->segments[k].front[r] = expected_front(g->segments[k].n);
+        for (int r = 0; r < g->world_size; r++) g->segments[k].front[r] = expected_front(g->segments[k].n);
 }
 
 size_t tagc_gatherer_lossless_bytes(const tagc_gatherer *g) {
@@ -102,21 +102,16 @@ static uint8_t *body_of(const tagc_gatherer *g, const tagc_segment *s, int row) 
 
 /* ---- transfers ---- */
 
-/* Rests have the lane of relays: without these, the next gather begins before the rests of this one are known. */
-uint32_t tagc_gatherer_lossless_lanes(const tagc_gatherer *g) {
-    return 1u << TAGC_LANE_GATHER | (g->n_relays ? 1u << TAGC_LANE_RELAY : 0);
-}
-
 /* Posts fronts, or the rests of bodies that are longer. */
 static void post(tagc_gatherer *g, tagc_segment *s, int is_rest) {
-    for (int r = 0; r < g->n_rows; r++) {
+    for (int r = 0; r < g->world_size; r++) {
         uint64_t message = (uint64_t)r * g->row_bytes + s->at, front = TAGC_WIRE_HEADER_BYTES + s->front[r];
         uint64_t n_rest = s->n_bytes[r] > s->front[r] ? s->n_bytes[r] - s->front[r] : 0;
         s->delivery.extents[r] = is_rest ? (tagc_extent){.offset = message + front, .n_bytes = n_rest}
                                          : (tagc_extent){.offset = message, .n_bytes = front};
     }
-    tagc_delivery_post(g, &s->delivery, is_rest ? TAGC_LANE_RELAY : TAGC_LANE_GATHER,
-                       g->rows + s->delivery.extents[g->row].offset, g->rows);
+    tagc_delivery_post(g, &s->delivery, is_rest ? TAGC_LANE_RESTS : TAGC_LANE_GATHER,
+                       g->rows + s->delivery.extents[g->rank].offset, g->rows);
 }
 
 /* ---- the own row ---- */
@@ -164,12 +159,12 @@ static size_t join_pieces(uint8_t *body, size_t n) {
 
 static void encode(tagc_gatherer *g, int segment) {
     tagc_segment *s = &g->segments[segment];
-    uint8_t *body = body_of(g, s, g->row);
+    uint8_t *body = body_of(g, s, g->rank);
     pieces work = {.g = g, .s = s, .body = body};
     tagc_pool_run(g->pool, encode_pieces, &work);
     size_t n_bytes = join_pieces(body, s->n);
-    s->n_bytes[g->row] = n_bytes;
-    if (n_bytes < s->front[g->row]) memset(body + n_bytes, 0, s->front[g->row] - n_bytes);
+    s->n_bytes[g->rank] = n_bytes;
+    if (n_bytes < s->front[g->rank]) memset(body + n_bytes, 0, s->front[g->rank] - n_bytes);
     tagc_wire_header header = {.kind = TAGC_WIRE_LOSSLESS,
                                .rank = (uint32_t)g->rank,
                                .n_elems = s->n,
@@ -179,12 +174,12 @@ static void encode(tagc_gatherer *g, int segment) {
                                .body_sum = tagc_wire_sum(body, n_bytes),
                                .body_bytes = n_bytes,
                                .step = g->n_begun};
-    tagc_wire_write(&header, message_of(g, s, g->row));
+    tagc_wire_write(&header, message_of(g, s, g->rank));
 }
 
 /* Writes the own row to `full` as the others will have it, while it is on the wire. */
 static void put_own(tagc_gatherer *g) {
-    void *to = tagc_gatherer_full(g, g->row);
+    void *to = tagc_gatherer_full(g, g->rank);
     uint16_t halves[CHUNK];
     if (g->width == sizeof *halves) {
         tagc_bf16_narrow(g->own, to, g->shard);
@@ -214,12 +209,10 @@ static void begin(tagc_gatherer *g) {
 
 static tagc_status read_header(const tagc_gatherer *g, int segment, int row, tagc_wire_header *header) {
     const tagc_segment *s = &g->segments[segment];
-    tagc_wire_header expected = {.kind = TAGC_WIRE_LOSSLESS,
-                                 .rank = (uint32_t)(g->first_rank + row),
-                                 .n_elems = s->n,
-                                 .step = g->n_begun};
+    tagc_wire_header expected = {
+        .kind = TAGC_WIRE_LOSSLESS, .rank = (uint32_t)row, .n_elems = s->n, .step = g->n_begun};
     TAGC_TRY(tagc_wire_read(message_of(g, s, row), TAGC_WIRE_HEADER_BYTES, header));
-    TAGC_TRY(tagc_wire_expect_of(g->comm, &g->identity, g->first_rank + row, header, &expected));
+    TAGC_TRY(tagc_wire_expect_of(g->comm, &g->identity, row, header, &expected));
     if (header->n_items != (uint32_t)segment)
         return tagc_fail(TAGC_ERR_CORRUPT, "segment is %u, expected %d", header->n_items, segment);
     if (header->body_bytes < table_bytes(s->n) || header->body_bytes > max_body(s->n))
@@ -242,17 +235,17 @@ static int is_of_other_unit(tagc_gatherer *g, const tagc_wire_header *header, si
 static tagc_status read_headers(tagc_gatherer *g, int segment) {
     tagc_segment *s = &g->segments[segment];
     s->has_rest = 0;
-    for (int r = 0; r < g->n_rows; r++) {
+    for (int r = 0; r < g->world_size; r++) {
         tagc_wire_header header = {.status = (uint32_t)g->failure, .body_bytes = s->n_bytes[r]};
-        int name = tagc_comm_name(g->comm, g->first_rank + r);
-        tagc_status status = r == g->row ? TAGC_OK : read_header(g, segment, r, &header);
+        int name = tagc_comm_name(g->comm, r);
+        tagc_status status = r == g->rank ? TAGC_OK : read_header(g, segment, r, &header);
         if (status == TAGC_ERR_MISMATCH && is_of_other_unit(g, &header, s->n))
             header.status = TAGC_OK; /* of another gatherer */
         else if (status == TAGC_ERR_MISMATCH && header.unit != g->identity.unit)
-            return tagc_identity_abort(g->comm, &g->identity, g->first_rank + r, header.unit);
+            return tagc_identity_abort(g->comm, &g->identity, r, header.unit);
         else if (status != TAGC_OK)
             return tagc_comm_give_up(g->comm, tagc_fail_in(status, "header of parameters from rank %d", name),
-                                     g->first_rank + r);
+                                     r);
         s->n_bytes[r] = (size_t)header.body_bytes;
         s->has_rest |= s->n_bytes[r] > s->front[r];
         if (header.status == TAGC_OK || g->told != TAGC_OK) continue;
@@ -300,8 +293,8 @@ static const char *decode_row(tagc_gatherer *g, const tagc_segment *s, int row) 
 
 static void decode(tagc_gatherer *g, const tagc_segment *s) {
     if (g->is_of_other_unit) return;
-    for (int r = 0; r < g->n_rows; r++) {
-        const char *damage = r == g->row ? NULL : decode_row(g, s, r);
+    for (int r = 0; r < g->world_size; r++) {
+        const char *damage = r == g->rank ? NULL : decode_row(g, s, r);
         if (!damage || g->damage) continue;
         g->damage = damage;
         g->damaged_row = r;
@@ -333,12 +326,12 @@ static tagc_status conclude(tagc_gatherer *g) {
         return tagc_fail(TAGC_ERR_MISMATCH, "%s", g->other_unit);
     }
     for (int k = 0; k < g->n_segments; k++)
-        for (int r = 0; r < g->n_rows; r++)
+        for (int r = 0; r < g->world_size; r++)
             g->segments[k].front[r] = front_after(g->segments[k].n_bytes[r], g->segments[k].n);
     g->failure = g->damage ? TAGC_ERR_CORRUPT : TAGC_OK;
     if (g->damage)
         return tagc_fail(TAGC_ERR_CORRUPT, "parameters from rank %d: %s",
-                         tagc_comm_name(g->comm, g->first_rank + g->damaged_row), g->damage);
+                         tagc_comm_name(g->comm, g->damaged_row), g->damage);
     return tagc_gatherer_told(g->told, g->told_by);
 }
 
@@ -368,6 +361,6 @@ tagc_status tagc_gatherer_lossless_run(tagc_gatherer *g) {
     }
     if (is_over(g)) return conclude(g);
     g->task.more = 1;
-    g->task.next_lanes = g->task.later_lanes = g->n_fronts < g->n_segments ? 1u << TAGC_LANE_RELAY : 0;
+    g->task.next_lanes = g->task.later_lanes = g->n_fronts < g->n_segments ? 1u << TAGC_LANE_RESTS : 0;
     return TAGC_OK;
 }

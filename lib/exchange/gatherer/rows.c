@@ -40,7 +40,7 @@ static void encode_piece(const tagc_gatherer *g, const tagc_row *row, size_t at,
         }
         nonfinite = largest >= 0x7f80u;
     } else {
-        const void *base = g->is_delta ? tagc_gatherer_full(g, g->row) : NULL;
+        const void *base = g->is_delta ? tagc_gatherer_full(g, g->rank) : NULL;
         nonfinite = tagc_delta_encode_part(g->bits, g->own, base, g->width, g->shard, at, n, row->body);
     }
     if (nonfinite) atomic_store_explicit(row->nonfinite, 1, memory_order_relaxed);

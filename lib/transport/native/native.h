@@ -29,7 +29,7 @@
 
 enum {
     NATIVE_VERSION = 2,
-    NATIVE_LANES = 9,
+    NATIVE_LANES = 8,
     NATIVE_MOST_SOCKETS = 16,
     /* What both ends say before a connection opens: call, challenge, and the proofs of the caller and of the called rank. */
     NATIVE_CALL_BYTES = 48,

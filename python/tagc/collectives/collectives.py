@@ -456,8 +456,7 @@ class Collectives:
         """Returns the call, checked as far as this rank can."""
         values = self._backward if is_backward else self._forward
         name, failure = "None", None
-        nothing = torch.empty(0)
-        source = target = nothing
+        source = target = torch.empty(0, device="cpu")
         sends: list[int] = []
         receives: list[int] = []
         try:

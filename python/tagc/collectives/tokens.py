@@ -56,7 +56,10 @@ def _counts(what: str, tensor: torch.Tensor, splits: Sequence[int] | None, n_ran
                 f"{what} has {n_rows} rows, no multiple of {n_ranks} ranks: give {what}_split_sizes",
             )
         splits = [n_rows // n_ranks] * n_ranks
-    rows = [int(n) for n in splits]
+    try:
+        rows = [int(n) for n in splits]
+    except (TypeError, ValueError) as problem:
+        raise Error("argument", f"{what}_split_sizes is {splits!r}, must be numbers: {problem}") from problem
     if len(rows) != n_ranks or min(rows) < 0 or sum(rows) != n_rows:
         raise Error(
             "argument",
@@ -105,8 +108,9 @@ def _mixed(numbers: torch.Tensor) -> torch.Tensor:
 
 def _checksum(first: int, step: int, counts: Sequence[int]) -> int:
     """Returns a sum over counts, each mixed with the pair of ranks that it is of: pair first + i * step."""
-    pairs = torch.arange(first, first + step * len(counts), step, dtype=torch.int64)
-    return int(_mixed(_mixed(pairs) + torch.tensor(list(counts), dtype=torch.int64)).sum()) & 2**64 - 1
+    pairs = torch.arange(first, first + step * len(counts), step, dtype=torch.int64, device="cpu")
+    numbers = torch.tensor(list(counts), dtype=torch.int64, device="cpu")
+    return int(_mixed(_mixed(pairs) + numbers).sum()) & 2**64 - 1
 
 
 class _Words(NamedTuple):
@@ -163,7 +167,7 @@ class Tokens:
         try:
             comm.agree(f"all_to_all() of key {call.name}", {}, failure)
         except Error as problem:  # other hosts hear of it between hosts
-            nothing = torch.empty(0, dtype=torch.uint8)
+            nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
             self._between(call, nothing, [], [], _Words(0, 0), problem)
             raise
         own = self._own_words(call)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from tagc import _library as lib
+from tagc import _planner as planner
 from tagc._library import Error
 from tagc.pipeline import internals
 from tagc.pipeline.blocks import Codec, Device, codec_of, opened
@@ -35,31 +36,10 @@ if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
 
 SCHEDULES = ("1F1B", "GPipe")
-BACKWARD = 2 / 3  # of a stage's computing
 BLOCK = 64
 # name, forward, backward: the mildest first. What is milder than them sends torch's own messages.
 WAYS = (("tagc, 8 bits both ways", "int8", "int8"), ("tagc, 8 bits forward and 4 back", "int8", "int4"))
 Tensors = Sequence[tuple[tuple[int, ...], torch.dtype]]
-
-
-def seconds_of(
-    schedule: str, n_stages: int, micro_batches: int, compute_s: float, forward_s: float, backward_s: float
-) -> float:
-    """Returns the seconds of a step. compute_s: of a micro-batch in one stage; forward_s, backward_s: of a
-    message to the next stage and to the one before. Without messages both schedules take
-    (micro_batches + n_stages - 1) * compute_s.
-
-    GPipe: all micro-batches go forward, one behind the other, at the pace of what takes longest, a stage or a
-    message; then all go back. 1F1B: as many micro-batches are under way as there are stages, and each passes
-    all stages and messages both ways before its place is free again."""
-    more, between = micro_batches - 1, n_stages - 1
-    if schedule == "GPipe":
-        ways = (((1 - BACKWARD) * compute_s, forward_s), (BACKWARD * compute_s, backward_s))
-        return sum(
-            n_stages * stage + between * message + more * max(stage, message) for stage, message in ways
-        )
-    whole = n_stages * compute_s + between * (forward_s + backward_s)
-    return whole + more * max(whole / n_stages, forward_s, backward_s)
 
 
 def forecast(
@@ -69,18 +49,20 @@ def forecast(
     with the seconds of a step, "comm_s" if stages took no time to compute. step_s: a stage's computing in a
     step; None: not known."""
     rows = []
+
+    def takes_s(compute_s: float, forward_s: float, backward_s: float) -> float:
+        return planner.pipeline_s(schedule, n_stages, micro_batches, compute_s, forward_s, backward_s)
+
     for way in found:
         messages = (way["forward_s"], way["backward_s"])
         compute_s = None if step_s is None else step_s / micro_batches
-        alone = None if compute_s is None else seconds_of(schedule, n_stages, micro_batches, compute_s, 0, 0)
-        takes = (
-            None if compute_s is None else seconds_of(schedule, n_stages, micro_batches, compute_s, *messages)
-        )
+        alone = None if compute_s is None else takes_s(compute_s, 0, 0)
+        takes = None if compute_s is None else takes_s(compute_s, *messages)
         rows.append(
             {
                 **way,
                 "torch": {},
-                "comm_s": seconds_of(schedule, n_stages, micro_batches, 0, *messages),
+                "comm_s": takes_s(0, *messages),
                 "exposed_s": None if takes is None or alone is None else takes - alone,
                 "step_s": takes,
                 "card_bytes": micro_batches * max(way["forward_bytes"], way["backward_bytes"]),

@@ -106,12 +106,15 @@ class Merged:
         for name in shapes.keys() - self._base.keys():
             self._base[name] = [memory.to("cpu", copy=True) for _, memory in held[name]]
         self._shapes |= shapes
-        for name in self._shapes:
-            for (box, memory), base in zip(held[name], self._base[name]):
-                if name in factors:
-                    _add(memory, base, *factors[name], box, float(self._scale(name)))
-                else:
-                    memory.copy_(whole[name][box.within(_all_of(whole[name]))] if name in whole else base)
+        written = [memory for name in self._shapes for _, memory in held[name]]
+        # torch writes to tensors of inference mode within it only
+        with torch.inference_mode(any(memory.is_inference() for memory in written)):
+            for name in self._shapes:
+                for (box, memory), base in zip(held[name], self._base[name]):
+                    if name in factors:
+                        _add(memory, base, *factors[name], box, float(self._scale(name)))
+                    else:
+                        memory.copy_(whole[name][box.within(_all_of(whole[name]))] if name in whole else base)
 
     def _sorted(self) -> tuple[dict[str, tuple[torch.Tensor, torch.Tensor]], dict[str, torch.Tensor]]:
         """Returns the factors (r, columns) and (rows, r) by the weight that they change, and tensors that

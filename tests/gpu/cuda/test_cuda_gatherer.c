@@ -40,9 +40,7 @@ static void rank_gathers(rank_run *run) {
     side own = {0};
     tagc_gatherer *plain;
     if (t->on_device >> run->rank & 1 && !open_device(run, &own, run->rank)) return;
-    size_t n = (size_t)t->options.n_elems,
-           n_rows = (size_t)(t->options.within_host ? t->options.ranks_per_host : run->world_size),
-           n_shard = n / n_rows;
+    size_t n = (size_t)t->options.n_elems, n_shard = n / (size_t)run->world_size;
     float *shard = malloc(n_shard * sizeof(float));
     uint16_t *expected = malloc((n + 1) * sizeof *expected);
     uint16_t *found = malloc((n + 1) * sizeof *found);
@@ -103,8 +101,6 @@ static void test_equals_the_processor(void **state) {
         t.options.format = formats[i % 3];
         t.options.n_elems = (uint64_t)world_size * (uint64_t)(300 + 411 * i);
         t.options.check_every = i % 2 ? 2 : 0;
-        t.options.ranks_per_host = world_size;
-        if (world_size % 2 == 0 && i >= 6) t.options.ranks_per_host = 2;
         t.on_device = i % 3 == 0 ? ~0u : 0x5bu >> i % 5 | 1u << i % world_size;
         run_trial(&t, world_size, rank_gathers);
     }

@@ -434,6 +434,7 @@ def wrong_calls_are_errors_on_all_ranks(rank, world_size):
                 ),
                 "rows of input have": lambda: comm.all_to_all(output.view(n, 2, -1), input),
                 "add up to the": lambda: comm.all_to_all(output, input, None, [1] * world_size),
+                "must be numbers": lambda: comm.all_to_all(output, input, None, ["x"] * world_size),
                 "no multiple of": lambda: comm.all_to_all(output, input[: n - 1].clone()),
                 "key of all_to_all": lambda: comm.all_to_all(output, input, key=3),
             }

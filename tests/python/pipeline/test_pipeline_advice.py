@@ -12,6 +12,7 @@ import torch.distributed as dist
 from oracles import check_error
 from torch import nn
 
+from tagc import _planner as planner
 from tagc.pipeline import advice as pipelines
 from tagc.pipeline import advise_stage, compress_stage
 
@@ -51,7 +52,7 @@ def test_a_step_takes_what_a_simulation_says():
     times = ((1, 0, 0), (1, 0.1, 0.1), (1, 0.5, 0.3), (1, 2, 1), (0.1, 1, 1), (0.1, 0.5, 2), (0, 1, 0.5))
     for schedule, n_stages, n, each in itertools.product(("1F1B", "GPipe"), (2, 3, 4, 8), (8, 32), times):
         case = (schedule, n_stages, n, *each)
-        ours, theirs = pipelines.seconds_of(*case), simulated(*case)
+        ours, theirs = planner.pipeline_s(*case), simulated(*case)
         assert abs(ours / theirs - 1) < (0.05 if schedule == "1F1B" else 1e-9), (case, ours, theirs)
 
 
@@ -93,7 +94,7 @@ def advice_follows_the_link(rank, world_size):
         ]
         assert whole["forward_s"] == 2 * n / 1e6 and four["backward_s"] == four["backward_bytes"] / 1e6 + 1e-3
         # 10 ms for a micro-batch in the slower stage, and 8 of them
-        assert whole["step_s"] == pipelines.seconds_of("1F1B", 2, 8, 0.01, 2 * n / 1e6, 2 * n / 1e6)
+        assert whole["step_s"] == planner.pipeline_s("1F1B", 2, 8, 0.01, 2 * n / 1e6, 2 * n / 1e6)
         assert advice["compute_s"] == 0.08 and advice["gain"] == whole["step_s"] / four["step_s"]
         assert (advice["choice"], advice["verdict"]) == ("compress", "pays")
         assert advice["options"] == {"forward": "int8", "backward": "int4"}

@@ -182,6 +182,18 @@ def test_an_adapter_that_was_replaced_leaves_nothing(tmp_path):
     assert same(after, before)
 
 
+def test_an_adapter_is_added_in_inference_mode(tmp_path):
+    factors = {"a.lora_A.weight": torch.ones(2, 5), "a.lora_B.weight": torch.ones(3, 2)}
+    sender = Publisher(factors, tmp_path)
+    with torch.inference_mode():
+        there = {"a.weight": torch.ones(3, 5)}
+    receiver = Merged(there, tmp_path, 0.5)
+    for version in (1, 2):
+        sender.publish(), receiver.update()
+        assert there["a.weight"].tolist() == [[1.0 + version] * 5] * 3
+        factors["a.lora_A.weight"] += 1
+
+
 def test_what_cannot_be_added_is_named(tmp_path):
     def update(tensors, model=None):
         folder = tmp_path / str(len(list(tmp_path.iterdir())))

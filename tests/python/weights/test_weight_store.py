@@ -191,6 +191,19 @@ def test_what_is_damaged_or_altered_is_never_taken(tmp_path):
             Follower(there.tensors, tmp_path).update()
 
 
+def test_changes_of_other_weights_are_noticed_without_hashes(tmp_path):
+    """What changed are small weights, of which an altered model has none."""
+    here, there = ({"a": torch.cat([torch.ones(3000), torch.full((3000,), 1e-3)])} for _ in range(2))
+    sender, receiver = Publisher(here, tmp_path, check_every=0), Follower(there, tmp_path)
+    sender.publish(), receiver.update()
+    here["a"][3000::2] *= 1.001
+    there["a"].fill_(1)
+    sender.publish()
+    with pytest.warns(UserWarning, match="the array is not what the sender had before"):
+        assert receiver.update() == 2
+    assert torch.equal(there["a"], here["a"])
+
+
 def test_weights_that_moved_are_written_as_a_whole(tmp_path):
     model, there = nn.Linear(9, 5), nn.Linear(9, 5)
     sender, receiver = Publisher(model, tmp_path), Follower(there, tmp_path)

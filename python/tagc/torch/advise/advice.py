@@ -19,14 +19,11 @@ from tagc import _library as lib
 from tagc import _planner as planner
 from tagc._library import Error
 from tagc.torch.advise.choice import (
-    EVERY,
     bytes_text,
     call_of,
     choose,
-    choose_every,
     choose_local,
     factor_of,
-    local_step_s,
     mildest,
     seconds_text,
 )
@@ -490,7 +487,7 @@ def local_of(
     chosen = next(row for row in advice["rows"] if row["name"] == advice["name"])
     compute_s = advice["compute_s"]
     if compute_s is None:
-        steps = EVERY[-1] if every == "auto" else int(every)
+        steps = planner.every_of(0, exchange_s) if every == "auto" else int(every)
         return {
             "every": steps,
             "bits": bits / steps,
@@ -503,8 +500,8 @@ def local_of(
                 "step_s= or step=, and this says whether that pays"
             ),
         }
-    steps = choose_every(compute_s, exchange_s) if every == "auto" else int(every)
-    row = {"name": LOCAL, "every": steps, "step_s": local_step_s(compute_s, exchange_s, steps)}
+    steps = planner.every_of(compute_s, exchange_s) if every == "auto" else int(every)
+    row = {"name": LOCAL, "every": steps, "step_s": planner.local_s(compute_s, exchange_s, steps)}
     verdict, reason = choose_local(chosen, row, compute_s, found["spread"])
     return row | {
         "bits": bits / steps,

@@ -9,7 +9,6 @@ from tagc import _library as lib
 from tagc.torch.schedule.options import grouped
 
 UNSTEADY = "runs of the same measurement differ by more, so measure again"
-EVERY = (5, 10, 20, 30, 50, 100, 200, 300, 500)  # steps between exchanges of local steps
 
 
 def choose(
@@ -119,27 +118,6 @@ def seconds_text(seconds: float) -> str:
 
 
 # ---- local steps ----
-
-
-def local_step_s(
-    compute_s: float, exchange_s: float, every: int, fragments: int = 1, delay: int = 0
-) -> float:
-    """Returns the mean seconds of a step, where an exchange of one fragment takes exchange_s and `delay`
-    steps hide it."""
-    return compute_s + fragments / every * max(0.0, exchange_s - delay * compute_s)
-
-
-def choose_every(compute_s: float, exchange_s: float, fragments: int = 1, delay: int = 0) -> int:
-    """Returns the fewest steps between exchanges at which these make no difference to a step, or the most
-    that are offered."""
-    fitting = (
-        every
-        for every in EVERY
-        if every >= fragments
-        and every > delay
-        and lib.verdict(compute_s, local_step_s(compute_s, exchange_s, every, fragments, delay)) != "costs"
-    )
-    return next(fitting, max(EVERY[-1], fragments, delay + 1))
 
 
 def choose_local(
