@@ -49,7 +49,16 @@ try:
 except ImportError:
     sys.exit("mutants: universalmutator is missing: pip install universalmutator")
 
-MODULES = ("lib/codec", "lib/exchange", "lib/paper", "lib/unit", "engine/fsdp", "lib/transport", "lib/core")
+MODULES = (
+    "lib/codec",
+    "lib/exchange",
+    "lib/paper",
+    "lib/schedule",
+    "lib/unit",
+    "engine/fsdp",
+    "lib/transport",
+    "lib/core",
+)
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DECLARATION = re.compile(r"[^\s=][^=]*$|\s+(?!\s|return\b|goto\b)[\w ]+ [*\w, \[\]]+;$")
 POLL_S, POLLS_A_LOOK, IDLE_LOOKS = 0.5, 8, 3

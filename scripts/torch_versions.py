@@ -32,7 +32,6 @@ DOCS = ROOT / "docs" / "reference" / "torch-versions.md"
 BEGIN, END = "<!-- scripts/torch_versions.sh writes what follows -->", "<!-- to here -->"
 OLDEST = (2, 9)
 CHECKED = "ddp,fsdp1,fsdp2,state,compiled,two_at_once,one_rank_differs".split(",")  # by --check
-LATER = {"compiled": (2, 10)}  # whose graphs keep the order of exchanges from that torch on
 NEEDED = ["numpy", "pytest"]  # by these tests
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "tagc"
 SKIPPED = 77
@@ -219,9 +218,6 @@ def check(which, library):
     with tempfile.TemporaryDirectory() as scratch:
         for name in CHECKED:
             if name not in files_of_tests():  # of an annex that is left out
-                continue
-            if tuple(map(int, release.split(".")[:2])) < LATER.get(name, OLDEST):
-                print(f"torch {release} test_{name}: not run, needs {LATER[name]}")
                 continue
             found = run_file(python, library, name, pathlib.Path(scratch))
             print(f"torch {release} test_{name}: {found}", flush=True)

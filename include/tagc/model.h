@@ -250,9 +250,10 @@ TAGC_API void tagc_model_stats_init_sized(tagc_model_stats *stats, size_t struct
 #define tagc_model_stats_init(stats) tagc_model_stats_init_sized((stats), sizeof *(stats))
 
 /* Waits for the exchange that _begin started. All ranks return the same status, unless a comm broke. After a failure the sums are
- * undefined, and residuals as before, but for those of a place whose exchange between hosts did not fail. With hosts of several ranks it
- * communicates within the host, and ends exchanges that began earlier, too. stats: NULL, or initialised; after a failure only failed_here is
- * written. */
+ * undefined, and residuals as before. But where the failure is in one part of the unit, or in one place of a host, as by a damaged message,
+ * the other parts and places have exchanged theirs: what these sent is lost, and what they did not send is in their residuals; tagc_model_forget
+ * drops it. With hosts of several ranks it communicates within the host, and ends exchanges that began earlier, too. stats: NULL, or
+ * initialised; after a failure only failed_here is written. */
 TAGC_API tagc_status tagc_model_end(tagc_model *model, uint32_t unit, tagc_model_stats *stats);
 
 /* Returns the number of a unit's parts: tensors of one class and level, which are exchanged as one. 0 if there is no such unit. */

@@ -489,7 +489,34 @@ def parameter_groups(rank, world_size):
         assert len(handle.param_groups()) == 1
 
 
+def one_nan(rank, world_size):
+    """In one element of one rank's gradient. Torch has it in that element; with tagc all that travels with it
+    is NaN, on all ranks, and nothing else, residuals of it stay, and the next gradient is finite."""
+    import tagc.torch as tagc
+
+    for options, n_spoilt in ((None, 1), ({}, 64 * 64), ({"sparsity": 0.9}, 64 * 64)):
+        torch.manual_seed(0)
+        layers = nn.Sequential(*[nn.Linear(64, 64, bias=False) for _ in range(3)])
+        model = nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=0.001)  # a bucket each
+        handle = None if options is None else tagc.compress(model, layers="all", verbose=False, **options)
+        spoils = torch.zeros(64, 64)
+        layers[1].weight.register_hook(lambda gradient, spoils=spoils: gradient + spoils)
+        kept = []
+        for step in range(4):
+            spoils[3, 5] = float("nan") if step == 2 and rank == 1 else 0
+            model.zero_grad()
+            model(torch.randn(8, 64)).square().mean().backward()
+            found = [int(layer.weight.grad.isnan().sum()) for layer in layers]
+            assert found == [0, n_spoilt if step == 2 else 0, 0], (options, step, found)
+            if handle is not None:
+                kept.append(handle.state_dict()[f"rank{rank}"]["residuals"]["1.weight"].clone())
+        if handle is not None:
+            assert torch.equal(kept[1], kept[2]) and not torch.equal(kept[2], kept[3])
+            handle.close()
+
+
 CHECKS = [
+    one_nan,
     discarded,
     no_step_between,
     grad_scaler,

@@ -15,10 +15,10 @@ import time
 import pytest
 
 torch = pytest.importorskip("torch")
-import cells
+import matrix_cells as cells
 import ranks
 import torch.distributed as dist
-from cells import EXACT, GATHERING, KINDS, N_STEPS, SHAPES, Trained, batch, loss_of
+from matrix_cells import EXACT, GATHERING, KINDS, N_STEPS, SHAPES, batch, loss_of, training
 
 LATE_S = 0.1
 SOON_S = 3.0  # timeout_s where ranks wait for what never comes
@@ -45,7 +45,7 @@ def fail_or(go_on):
 
 def trained_with(at_each_point, kind, options, n_steps=N_STEPS, **about):
     """at_each_point(point, one): called on all ranks at each point of a pass."""
-    one = Trained(kind, options, **about)
+    one = training(kind, options, **about)
 
     def after(i, x):
         at_each_point("forward", one)
@@ -93,7 +93,7 @@ def late_to_save(kind, options):
 
 def earlier_micro_step(kind, options):
     """It exchanges at the first of two micro-steps, where the others exchange at the second."""
-    one = Trained(kind, options)
+    one = training(kind, options)
     for step in range(2 * N_STEPS):
         exchanges = step % 2 == (not is_odd())
         with one.exchanges(exchanges):
@@ -128,7 +128,7 @@ def without_a_gradient(kind, options):
 
 def without_a_batch(kind, options):
     """It has one batch less: torch's join()."""
-    one = Trained(kind, options)
+    one = training(kind, options)
     with one.model.join():
         for step in range(N_STEPS - is_odd()):
             one.backward(step)
@@ -142,7 +142,7 @@ def raised(point):
     """The rank's own exception there, which its program survives."""
 
     def job(kind, options):
-        one = Trained(
+        one = training(
             kind, options and options | {"on_step": lambda _: fail_or(None) if point == "end" else None}
         )
         for step in range(N_STEPS):
@@ -182,7 +182,7 @@ def _save(handle):
 
 def not_finite(kind, options):
     """Its gradients have a NaN: all ranks see it, and the step after it is right again."""
-    one = Trained(kind, options)
+    one = training(kind, options)
     for step in range(N_STEPS):
         x = batch(dist.get_rank(), step)
         if step == 1 and is_odd():
@@ -239,13 +239,13 @@ def fails_without_a_parameter(kind):
 
     def freeze(at, one):
         if at == "pass" and is_odd():
-            one.plain.layers[1].bias.requires_grad_(False)
+            [*one.plain.layers[1].parameters()][1].requires_grad_(False)  # its bias
 
     trained_with(freeze, kind, EXACT)
 
 
 def fails_with_another_loss_scale(kind):
-    one = Trained(kind, EXACT)
+    one = training(kind, EXACT)
     one.backward(0)
     one.step()
     if is_odd():
@@ -256,7 +256,7 @@ def fails_with_another_loss_scale(kind):
 
 def fails_with_older_residuals(kind):
     """It goes on from the state of an exchange earlier."""
-    one = Trained(kind, {"sparsity": 0.9})
+    one = training(kind, {"sparsity": 0.9})
     states = []
     for step in range(2):
         one.backward(step)
@@ -268,15 +268,15 @@ def fails_with_older_residuals(kind):
 
 
 def fails_with_another_dtype(kind):
-    Trained(kind, EXACT, dtype=torch.bfloat16 if is_odd() else torch.float32).backward(0)
+    training(kind, EXACT, dtype=torch.bfloat16 if is_odd() else torch.float32).backward(0)
 
 
 def fails_with_another_option(kind):
-    Trained(kind, EXACT | {"values": "bf16"} if is_odd() else EXACT)
+    training(kind, EXACT | {"values": "bf16"} if is_odd() else EXACT)
 
 
 def fails_with_a_wrong_argument(kind):
-    Trained(kind, EXACT | {"threads": 0} if is_odd() else EXACT)
+    training(kind, EXACT | {"threads": 0} if is_odd() else EXACT)
 
 
 FAILS = {
@@ -317,7 +317,7 @@ def goes_on_after(point):
     """The rank drops that pass, and goes on with the next one."""
 
     def job(kind):
-        one, n_passes = Trained(kind, EXACT), 0
+        one, n_passes = training(kind, EXACT), 0
 
         def after(i, x):
             if point == "backward" and n_passes == 2 and i == 1:
@@ -338,7 +338,7 @@ def goes_on_after(point):
 
 
 def closes_its_handle(kind):
-    one = Trained(kind, EXACT)
+    one = training(kind, EXACT)
     for step in range(N_STEPS):
         one.backward(step)
         one.optimizer.step()
@@ -347,7 +347,7 @@ def closes_its_handle(kind):
 
 
 def has_a_pass_less(kind):
-    one = Trained(kind, EXACT)
+    one = training(kind, EXACT)
     for step in range(N_STEPS - is_odd()):
         one.backward(step)
         one.optimizer.step()
@@ -357,7 +357,7 @@ def no_memory(nth):
     """The nth tensor that Python makes on that rank in the second pass cannot be made, whoever makes it."""
 
     def job(kind):
-        one, n_made, is_armed = Trained(kind, EXACT), 0, False
+        one, n_made, is_armed = training(kind, EXACT), 0, False
 
         def scarce(make):
             def made(*arguments, **options):
@@ -452,9 +452,9 @@ def run_fails(rank, world_size, chosen):
     return found
 
 
-def check_fails(shape, chosen):
-    """chosen: cells that may run in the same processes."""
-    for cell, *found in zip(chosen, *ranks.run(run_fails, SHAPES[shape], chosen)):
+def check_fails(shape, chosen, run=run_fails):
+    """chosen: cells that may run in the same processes. run: of a module that knows their kinds."""
+    for cell, *found in zip(chosen, *ranks.run(run, SHAPES[shape], chosen)):
         assert all(one["kind"] == "Error" for one in found), (cell, found)
         assert len({one["status"] for one in found}) == 1, (cell, found)
         # hosts of several ranks find it host by host, and say so
@@ -478,9 +478,9 @@ def run_leaves(rank, world_size, cell):
     raise RuntimeError(f"OUTCOME {json.dumps(outcome_of(LEAVES[name][0], kind))}")
 
 
-def check_leaves(shape, cell):
+def check_leaves(shape, cell, run=run_leaves):
     found = []
-    for _, trace in ranks.attempt(run_leaves, SHAPES[shape], cell, timeout_s=BOUND_S):
+    for _, trace in ranks.attempt(run, SHAPES[shape], cell, timeout_s=BOUND_S):
         match = re.search(r"^RuntimeError: OUTCOME (\{.*\})$", trace or "", re.MULTILINE)
         assert match, (cell, trace)  # it died, as by an abort of torch's
         found.append(json.loads(match[1]))

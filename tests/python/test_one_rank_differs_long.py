@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import ranks
-from cells import KINDS, SHAPES
+from matrix_cells import KINDS, SHAPES
 from test_one_rank_differs import (
     FAILS,
     LEAVES,

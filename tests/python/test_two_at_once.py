@@ -9,16 +9,16 @@ import time
 import pytest
 
 torch = pytest.importorskip("torch")
-import cells
+import matrix_cells as cells
 import ranks
 import torch.distributed as dist
-from cells import DEFAULT, EXACT, KINDS, N_STEPS, SHAPES, Trained, batch, groups, loss_of
+from matrix_cells import DEFAULT, EXACT, KINDS, N_STEPS, SHAPES, batch, groups, loss_of, training
 
 # ---- the jobs: (kind, options of compress() or None, the models to train) -> {model: its tensors} ----
 
 
 def of(kind, options, seeds, group=lambda seed: None, **of_model):
-    return [Trained(kind, options, seed, group(seed), **of_model) for seed in seeds]
+    return [training(kind, options, seed, group(seed), **of_model) for seed in seeds]
 
 
 def found_in(trained, seeds):
@@ -84,7 +84,7 @@ def closed_and_compressed_anew(kind, options, seeds):
                 if step == 2:
                     one.close()
                 elif step == 4:
-                    one.handle = cells.compress(kind, one.model, one.optimizer, **options)
+                    one.compress(one.optimizer, options)
             one.backward(step)
             one.step()
     return found_in(trained, seeds)
@@ -156,7 +156,7 @@ def two_optimizers(kind, options, seeds):
             torch.optim.SGD(parameters[::2], 0.1, momentum=0.9), torch.optim.AdamW(parameters[1::2], 1e-2)
         )
 
-    trained = [Trained(kind, options, seed, made=made) for seed in seeds]
+    trained = [training(kind, options, seed, made=made) for seed in seeds]
     for step in range(N_STEPS):
         for one in trained:
             one.backward(step)

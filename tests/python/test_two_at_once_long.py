@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import ranks
-from cells import KINDS, SHAPES
+from matrix_cells import KINDS, SHAPES
 from test_two_at_once import all_cells, run_cells, sample
 
 

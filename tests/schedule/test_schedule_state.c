@@ -181,6 +181,27 @@ static void a_moment_that_is_not_known_to_be_short_begins_anew(void **state) {
     tagc_schedule_destroy(bare);
 }
 
+/* That goes for one that was about to become short, too, and is known from then on. */
+static void a_moment_that_was_about_to_be_short_begins_anew(void **state) {
+    (void)state;
+    static uint8_t bytes[MOST_BYTES];
+    const double noise[] = {NOISE};
+    tagc_schedule *s = made("c", NULL), *other = made("c", NULL), *third = made("c", NULL);
+    set_all(s, 1, TAGC_MOMENT_SHORTENS);
+    for (int w = 0; w < 20 && plan_of(s, 0).moment == 1; w++) window(s, noise, 1);
+    assert_true(plan_of(s, 0).moment > 0 && plan_of(s, 0).moment < 1);
+    size_t n_unknown;
+    OK(tagc_schedule_load(other, bytes, saved(s, 1, bytes, sizeof bytes), 1, &n_unknown, NULL));
+    assert_int_equal(n_unknown, 1);
+    OK(tagc_schedule_load(third, bytes, saved(other, 1, bytes, sizeof bytes), 1, &n_unknown, NULL));
+    assert_int_equal(n_unknown, 0);
+    set_all(other, 1, TAGC_MOMENT_SHORTENS);
+    assert_near(plan_of(other, 0).moment, 1, 0);
+    tagc_schedule_destroy(s);
+    tagc_schedule_destroy(other);
+    tagc_schedule_destroy(third);
+}
+
 static void other_ranks_leave_windows_out(void **state) {
     (void)state;
     static uint8_t bytes[MOST_BYTES], others[MOST_BYTES];
@@ -349,6 +370,7 @@ int main(void) {
         cmocka_unit_test(resumed_runs_decide_alike),
         cmocka_unit_test(a_run_that_stops_at_every_window_decides_alike),
         cmocka_unit_test(a_moment_that_is_not_known_to_be_short_begins_anew),
+        cmocka_unit_test(a_moment_that_was_about_to_be_short_begins_anew),
         cmocka_unit_test(other_ranks_leave_windows_out),
         cmocka_unit_test(what_a_state_lacks_is_last_and_what_it_has_more_is_dropped),
         cmocka_unit_test(damaged_states_are_refused),

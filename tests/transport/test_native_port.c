@@ -1,6 +1,7 @@
 /* Who may connect to the native transport: only ranks that prove that they have their key. What else comes to the port is refused and
  * counted, and no rank is lost by it. And which port it is: interfaces, families, mistakes of the caller. */
 #include "native_ranks.h"
+#include "transport/native/native.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -436,6 +437,41 @@ static void test_where_it_listens(void **state) {
     tagc_native_destroy(native);
 }
 
+/* Of IPv6 as of IPv4, all of an address is what others call. */
+static void test_addresses(void **state) {
+    (void)state;
+    static const unsigned char hosts[][16] = {
+        {10, 1, 2, 3}, {0x20, 0x01, 0x0d, 0xb8, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}};
+    for (int i = 0; i < 2; i++) {
+        tagc_native *native = calloc(1, sizeof *native);
+        struct sockaddr_in *four = (struct sockaddr_in *)&native->address, *found_four;
+        struct sockaddr_in6 *six = (struct sockaddr_in6 *)&native->address, *found_six;
+        struct sockaddr_storage found;
+        unsigned char address[TAGC_NATIVE_ADDRESS_BYTES];
+        int32_t name = 0;
+        native->names = &name;
+        native->world_size = native->n_sockets = 1;
+        if (i == 0) {
+            four->sin_family = AF_INET;
+            four->sin_port = htons(4321);
+            memcpy(&four->sin_addr, hosts[i], 4);
+        } else {
+            six->sin6_family = AF_INET6;
+            six->sin6_port = htons(4321);
+            memcpy(&six->sin6_addr, hosts[i], 16);
+        }
+        assert_int_equal(tagc_native_address(native, address), TAGC_OK);
+        assert_int_equal(tagc_native_read_address(native, 0, address, &found), TAGC_OK);
+        found_four = (struct sockaddr_in *)&found;
+        found_six = (struct sockaddr_in6 *)&found;
+        assert_int_equal(found.ss_family, i == 0 ? AF_INET : AF_INET6);
+        assert_int_equal(i == 0 ? found_four->sin_port : found_six->sin6_port, htons(4321));
+        assert_memory_equal(i == 0 ? (void *)&found_four->sin_addr : (void *)&found_six->sin6_addr, hosts[i],
+                            i == 0 ? 4 : 16);
+        free(native);
+    }
+}
+
 /* In a process of its own, which cannot raise its hard limit again. Returns the line of the first failure, or 0. */
 static int open_with_few_files(void) {
     struct rlimit few = {.rlim_cur = 64, .rlim_max = 100}, after;
@@ -528,6 +564,7 @@ int main(void) {
                                        cmocka_unit_test(test_host_without_power),
                                        cmocka_unit_test(test_impostors),
                                        cmocka_unit_test(test_where_it_listens),
+                                       cmocka_unit_test(test_addresses),
                                        cmocka_unit_test(test_open_files),
                                        cmocka_unit_test(test_misuse)};
     return cmocka_run_group_tests(tests, NULL, NULL);

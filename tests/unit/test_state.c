@@ -254,6 +254,18 @@ static void one_of_another_run(state_case *c, member *m, const void **files, siz
     if (m->rank == 1) files[1] = another->files[1], sizes[1] = another->sizes[1];
 }
 
+/* Of something else, with a right checksum. */
+static void other_magic(state_case *c, member *m, const void **files, size_t *sizes, size_t *n) {
+    static char copy[1 << 20];
+    (void)c, (void)n;
+    if (m->rank != 1 || !EXPECT(m, sizes[1] <= sizeof copy)) return;
+    memcpy(copy, files[1], sizes[1]);
+    copy[3] ^= 1;
+    uint64_t sum = tagc_checksum(copy, sizes[1] - 8);
+    memcpy(copy + sizes[1] - 8, &sum, 8);
+    files[1] = copy;
+}
+
 static void what_does_not_fit_is_refused(void **state) {
     static const struct {
         void (*spoil)(state_case *c, member *m, const void **files, size_t *sizes, size_t *n);
@@ -265,7 +277,8 @@ static void what_does_not_fit_is_refused(void **state) {
                  {one_is_missing, TAGC_ERR_STATE, "missing"},
                  {twice, TAGC_ERR_STATE, "twice"},
                  {none, TAGC_ERR_STATE, "no rank has a file"},
-                 {one_of_another_run, TAGC_ERR_MISMATCH, "save"}};
+                 {one_of_another_run, TAGC_ERR_MISMATCH, "save"},
+                 {other_magic, TAGC_ERR_CORRUPT, "TAGCMODL"}};
     (void)state;
     state_case c = {.seed = 80, .moment = TAGC_MOMENT_NONE, .residual = -1, .n_before = 30}, other = c;
     open_case(&c, 3);

@@ -274,7 +274,7 @@ def _of_property(name: str, own: property) -> tuple[How, Any]:
     how = getattr(found, "grad_placements", [None])[0]
     op = ops.get(getattr(how, "reduce_op", ""))
     if found is None or op is None or getattr(found, "full_dtensor", False):
-        what = "which tagc does not know" if found is None else f"with gradients of {how}"
+        what = "which tagc does not know" if found is None else f"with gradients of {how!r}"
         if op is not None:
             what = "with full_dtensor=True"
         raise Error(

@@ -33,6 +33,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tagc.compiled import data_parallel
+from tagc.torch.exchange import internals
+
+# torch 2.10: values in graphs hold the order of reduce-scatters, and .to() takes what operators have seen
+IS_ORDERED = CAN_MOVE = internals.version() >= (2, 10)
 
 # ---- eager ----
 
@@ -378,7 +382,7 @@ CHECKS = [
     evaluation,
     changed,
     handles,
-    moved,
+    *[moved] * CAN_MOVE,
     checkpoints,
     errors,
     titan,
@@ -424,7 +428,7 @@ def other_order(gm, inputs):
     gm.graph.lint()
     gm.recompile()
     # each reduce-scatter needs the value that the one before gives
-    for before, node in zip(sums, sums[1:]):
+    for before, node in zip(sums, sums[1:]) if IS_ORDERED else ():
         token = node.args[0]
         assert token.all_input_nodes == [before] and "with_effects" in str(node.target), node
     _SEEN.append((len(gathers), len(sums)))

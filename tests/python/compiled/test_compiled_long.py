@@ -1,4 +1,5 @@
-"""examples/pytorch/compiled.py under inductor, which compiles C++. All else: test_compiled.py."""
+"""examples/pytorch/compiled.py under inductor, which compiles C++, and the cells that the sample of
+test_compiled_cells.py leaves out. All else: test_compiled.py."""
 
 import sys
 
@@ -7,8 +8,10 @@ import pytest
 torch = pytest.importorskip("torch")
 import launch
 import ranks
+import test_compiled_cells as in_cells
 import torch.distributed as dist
 from compiled_runs import Checkpointed, Run, check_overlap, closed, made
+from matrix_cells import SHAPES
 
 
 def late_sums(graph):
@@ -68,3 +71,17 @@ def test_example():
     assert abs(exact[-1] / eager[-1] - 1) < 1e-4, (exact, eager)
     assert default[-1] < default[0] - 0.5 and default != exact
     assert abs(default[-1] / exact[-1] - 1) < 0.02, (default, exact)
+
+
+@pytest.mark.parametrize("kind", (in_cells.EAGER, in_cells.IN_A_GRAPH))
+@pytest.mark.parametrize("shape", SHAPES)
+def test_cells(shape, kind):
+    ranks.run(in_cells.run_at_once, SHAPES[shape], [*in_cells.cells_at_once(kind)], timeout_s=1200)
+    ranks.run(in_cells.run_same, SHAPES[shape], in_cells.cells_of(in_cells.SAME, kind), timeout_s=600)
+    in_cells.check_fails(shape, in_cells.cells_of(in_cells.FAILS, kind))
+
+
+@pytest.mark.parametrize("name", in_cells.LEAVES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_all_end(shape, name):
+    in_cells.differs.check_leaves(shape, (name, in_cells.EAGER), in_cells.run_leaves)

@@ -1,6 +1,7 @@
 """What the cells of the two matrices share (test_two_at_once.py, test_one_rank_differs.py): a small model in
 each wrapper, over one rank per host or hosts of two ranks, with tagc or without. Nothing here knows how tagc
-works: a cell calls compress(), handles and torch, and looks at gradients.
+works: a cell calls compress(), handles and torch, and looks at gradients. Kinds of annexes are in their own
+tests (test_<annex>_cells.py), which add them here.
 
 With EXACT every value travels as it is, so torch's own sums are the oracle. With DEFAULT they are chosen and
 rounded, and what a handle does beside another one must be what it does alone, bit for bit."""
@@ -26,6 +27,7 @@ SHAPES = {"1x2": 2, "2x2": 4}  # ranks per host x hosts -> ranks
 # between: FSDP2 within each host, whose sums tagc adds up over hosts; torch alone has HSDP for that
 KINDS = ["ddp", "ddp that finds unused", "fsdp2", "hsdp", "between", "replicate", *["fsdp1"] * HAS_FSDP1]
 GATHERING = {"fsdp2", "hsdp", "between", "fsdp1"}  # whose parameters torch gathers, over its own groups
+ALONE = {"between": "hsdp"}  # kind -> that of torch alone, where it is another one
 
 
 class Stack(nn.Module):
@@ -137,13 +139,19 @@ class Trained:
     torch alone. group: of wrapped()."""
 
     def __init__(self, kind, options, seed=1, group=None, made=None, **of_model):
-        self.plain = Stack(seed, **of_model)
-        self.kind = "hsdp" if kind == "between" and options is None else kind
-        self.model = wrapped(self.kind, self.plain, group)
+        self.plain, self.kind, self.group = Stack(seed, **of_model), kind, group
+        self.model = self.wrap()
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1) if made is None else made(self.model)
-        given = getattr(self.optimizer, "each", self.optimizer)
-        self.handle = None if options is None else compress(kind, self.model, given, **options)
+        self.handle = None
+        if options is not None:
+            self.compress(getattr(self.optimizer, "each", self.optimizer), options)
         self.gradients = []  # of each step
+
+    def wrap(self):
+        return wrapped(self.kind, self.plain, self.group)
+
+    def compress(self, optimizer, options):
+        self.handle = compress(self.kind, self.model, optimizer, **options)
 
     def parameters(self):
         """(name, parameter) as the optimizer has them."""
@@ -176,6 +184,15 @@ class Trained:
     def close(self):
         if self.handle is not None:
             self.handle.close()
+
+
+OF_ANNEXES = {}  # kind -> its Trained
+
+
+def training(kind, options, *arguments, **about):
+    """A Trained of that kind, or as torch alone has it."""
+    kind = ALONE.get(kind, kind) if options is None else kind
+    return OF_ANNEXES.get(kind, Trained)(kind, options, *arguments, **about)
 
 
 def _whole_of_fsdp1(model):
