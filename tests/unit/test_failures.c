@@ -383,8 +383,8 @@ static void flats_body(member *m) {
                                               m->rank == 1 && wrong == 1 ? 0 : n);
         EXPECT(m, status == (m->rank == 1 ? TAGC_ERR_ARGUMENT : TAGC_OK));
         if (status == TAGC_OK) status = tagc_model_end(model, 0, NULL);
-        EXPECT(m, status == TAGC_ERR_ARGUMENT &&
-                      strstr(tagc_last_error(), m->rank == 1 ? "must have" : "rank"));
+        EXPECT(m,
+               status == TAGC_ERR_ARGUMENT && strstr(tagc_last_error(), m->rank == 1 ? "must have" : "rank"));
     }
     EXPECT(m, tagc_model_begin(model, 0, in, n, out, n) == TAGC_OK);
     EXPECT(m, tagc_model_end(model, 0, NULL) == TAGC_OK);
