@@ -550,25 +550,6 @@ static void a_lie_to_one_place(void **state) {
         }
 }
 
-static void paper_body(member *m) {
-    tagc_model *model = NULL;
-    tagc_model_options o;
-    tagc_model_options_init(&o);
-    o.exchange = TAGC_EXCHANGE_SKETCH;
-    o.residual = TAGC_FORMAT_FP32;
-    int can = m->w->n_places == 1;
-    EXPECT(m, tagc_model_create(m->within, m->between, tensors, N_ALL, &o, &model) ==
-                  (can ? TAGC_OK : TAGC_ERR_UNSUPPORTED));
-    EXPECT(m, !model == !can);
-    tagc_model_destroy(model);
-}
-
-static void papers_exchanges_have_one_rank_per_host(void **state) {
-    (void)state;
-    run_world(2, 1, paper_body, NULL);
-    run_world(2, 2, paper_body, NULL);
-}
-
 /* One rank fails to begin the second of three units, and another ends them the other way round. */
 static void order_of_ends_body(member *m) {
     static const tagc_tensor three[] = {{"x", matrix, 2, 0, TAGC_CLASS_COMPRESSED},
@@ -607,16 +588,11 @@ static void units_that_end_in_another_order(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_argument_of_one_rank),
-        cmocka_unit_test(what_is_not_finite),
-        cmocka_unit_test(units_in_another_order),
-        cmocka_unit_test(residuals_follow_a_scale),
-        cmocka_unit_test(calls_in_a_wrong_order),
-        cmocka_unit_test(ranks_that_differ),
-        cmocka_unit_test(lists_that_are_no_flats),
-        cmocka_unit_test(a_lie_to_one_place),
+        cmocka_unit_test(an_argument_of_one_rank),         cmocka_unit_test(what_is_not_finite),
+        cmocka_unit_test(units_in_another_order),          cmocka_unit_test(residuals_follow_a_scale),
+        cmocka_unit_test(calls_in_a_wrong_order),          cmocka_unit_test(ranks_that_differ),
+        cmocka_unit_test(lists_that_are_no_flats),         cmocka_unit_test(a_lie_to_one_place),
         cmocka_unit_test(units_that_end_in_another_order),
-        cmocka_unit_test(papers_exchanges_have_one_rank_per_host),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
