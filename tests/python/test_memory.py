@@ -422,7 +422,7 @@ def allocated(rank, world_size):
             planner.host_memory([largest], 2, 2, n_bytes).transient,
             2 * sum(part["n_elems"] for part in largest),
         )
-        slices = 3 << 18 if kind == "ddp" else 0  # that this rank and those of its host send each other
+        slices = 3 * 256 * 1024 if kind == "ddp" else 0  # that ranks of a host send each other
         assert of_it <= 6 * n_largest + slices, (kind, n_bytes, of_it, largest)
         held = in_use()
         for unit in units:  # without connections, which memory() leaves out
