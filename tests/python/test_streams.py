@@ -302,6 +302,7 @@ def test_a_unit_is_encoded_while_the_one_before_travels(kind, monkeypatch):
         holds_back=lambda: False,
         reduce_scatter_stream=device.scatter,
         comms=[None, None, None],
+        shard_group=None,
     )
     module = types.SimpleNamespace(group=group, layout=lambda *_: None, shard_layout=lambda *_: None)
     if kind == "reduce-scatter":
