@@ -123,6 +123,9 @@ typedef struct tagc_model_options {
     int cut;
     /* As in tagc_reducer_options, for what DIRECT exchanges; a level may ask for smaller blocks. Default 0. */
     int block;
+    /* tagc_format in which ranks of a host send each other what they add up: FP32 or BF16. Default -1: FP32 if that is what hosts send,
+     * else BF16. */
+    int within_format;
     /* As in tagc_reducer_options, of the class COMPRESSED while it sends a part of its values. Defaults -1. */
     int result_format;
     double result_sparsity;
@@ -151,9 +154,6 @@ typedef struct tagc_model_options {
     /* (n_tensors, owners + 1), copied: with TAGC_CUT_RANGES, owner o has elements [ranges[t][o], ranges[t][o + 1]) of tensor t; they go
      * up from 0 to its number of elements. Owners are W ranks, or with HOST_SHARD those of a host. Default NULL. */
     const uint64_t *ranges;
-    /* tagc_format in which ranks of a host send each other what they add up: FP32 or BF16. Default -1: FP32 if that is what hosts send,
-     * else BF16. */
-    int within_format;
 } tagc_model_options;
 
 TAGC_API void tagc_model_options_init_sized(tagc_model_options *options, size_t struct_bytes);

@@ -22,8 +22,8 @@ static const tagc_model_options default_options = {.moment = TAGC_MOMENT_STAYS,
                                                    .result_sparsity = -1,
                                                    .within_format = -1};
 static const tagc_sized options_struct = {"tagc_model_options", sizeof(tagc_model_options),
-                                          offsetof(tagc_model_options, within_format) +
-                                              sizeof(int), /* the last field of version 0.3 */
+                                          offsetof(tagc_model_options, ranges) +
+                                              sizeof(uint64_t *), /* the last field of version 0.3 */
                                           &default_options};
 
 void tagc_model_options_init_sized(tagc_model_options *options, size_t struct_bytes) {

@@ -184,10 +184,10 @@ class ModelOptions(Structure):
         ("struct_bytes", c_size_t), ("schedule", POINTER(ScheduleOptions)), ("moment", c_int),
         ("output", c_int), ("op", c_int), ("gradient", c_int), ("sum", c_int), ("dense_format", c_int),
         ("residual", c_int), ("min_elems", c_uint64), ("n_threads", c_int), ("exchange", c_int),
-        ("paper", c_void_p), ("cut", c_int), ("block", c_int), ("result_format", c_int),
-        ("result_sparsity", c_double), ("follows", c_void_p), ("numbers", POINTER(c_uint32)),
-        ("tag", c_uint64), ("rests", c_uint64), ("name", c_char_p), ("summed", c_uint64),
-        ("apart", POINTER(c_uint32)), ("ranges", POINTER(c_uint64)), ("within_format", c_int),
+        ("paper", c_void_p), ("cut", c_int), ("block", c_int), ("within_format", c_int),
+        ("result_format", c_int), ("result_sparsity", c_double), ("follows", c_void_p),
+        ("numbers", POINTER(c_uint32)), ("tag", c_uint64), ("rests", c_uint64), ("name", c_char_p),
+        ("summed", c_uint64), ("apart", POINTER(c_uint32)), ("ranges", POINTER(c_uint64)),
     ]
 
 
