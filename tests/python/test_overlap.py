@@ -155,6 +155,45 @@ def who_reads_at_once(rank, world_size):
         assert len(results[0]) > 2 and all(map(torch.equal, *results)), fully
 
 
+def on_gradient_of(module, hook):
+    """Calls hook(gradient) of what the module returns: tagc does not see such hooks."""
+
+    def forward_hook(_, inputs, output):
+        output.register_hook(hook)
+
+    module.register_forward_hook(forward_hook)
+
+
+def who_reads_anothers(rank, world_size):
+    """A hook of one module reads the gradients of those that the pass has been through, while another rank is
+    late with them."""
+    import tagc.torch as tagc
+
+    def look(model, seen):
+        return lambda *_: seen.append([p.grad.to_local().clone() for p in model.layers[1].parameters()])
+
+    hooks = {
+        "module": lambda model, seen: model.layers[0].register_full_backward_hook(look(model, seen)),
+        "module, before": lambda model, seen: model.layers[0].register_full_backward_pre_hook(
+            look(model, seen)
+        ),
+        "parameter": lambda model, seen: next(
+            model.layers[0].parameters()
+        ).register_post_accumulate_grad_hook(look(model, seen)),
+    }
+    for name, register in hooks.items():
+        model, seen = wrapped("fsdp2", reshard_after_forward=False), []
+        register(model, seen)
+        if rank == 1:
+            on_gradient_of(model.layers[1].mlp, lambda _: time.sleep(0.3))
+        with tagc.compress(model, verbose=False, sparsity=0.9):
+            for step in range(2):  # in the first one ranks wait for each other
+                model.zero_grad()
+                loss_of(model, batch_of(rank, step)).backward()
+        after = [p.grad.to_local() for p in model.layers[1].parameters()]
+        assert seen and all(map(torch.equal, seen[-1], after)), name
+
+
 def fails(rank, world_size):
     """What goes wrong in an exchange that goes on is raised by that backward pass, on all ranks, and what one
     rank cannot begin fails on all."""
@@ -195,7 +234,7 @@ def closed_meanwhile(rank, world_size):
 
     handle = tagc.compress(model, verbose=False, sparsity=0.9)
     watched = Watched(handle, lambda name: time.sleep(0.1))
-    model.layers[0].register_full_backward_pre_hook(stop)
+    on_gradient_of(model.layers[0], stop)
     with pytest.raises(KeyboardInterrupt):
         loss_of(model, batch_of(rank)).backward()
     assert watched.seen == [("begins", "layers.1")]
@@ -205,5 +244,14 @@ def closed_meanwhile(rank, world_size):
 
 def test_overlap():
     ranks.run_each(
-        [computing_goes_on, how_many_wait, same_bits, who_reads_at_once, fails, closed_meanwhile], 2
+        [
+            computing_goes_on,
+            how_many_wait,
+            same_bits,
+            who_reads_at_once,
+            who_reads_anothers,
+            fails,
+            closed_meanwhile,
+        ],
+        2,
     )

@@ -10,7 +10,7 @@ import copy
 import datetime
 import functools
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -73,6 +73,8 @@ SEEN = {
     "DeviceMesh._get_root_mesh": "2.13",
     "Module._forward_pre_hooks": ALL,
     "Module._forward_hooks": ALL,
+    "Module._backward_hooks": ALL,
+    "Module._backward_pre_hooks": ALL,
     "Tensor._version": ALL,
     "Tensor._nnz": ALL,
     "Tensor._post_accumulate_grad_hooks": ALL,
@@ -192,10 +194,7 @@ class FsdpGroup:
             self.replica_group is not None
             or _get(self._group, "FSDPParamGroup._all_reduce_hook") is not None
             or any(
-                sharded.grad is not None
-                or sharded.dtype != dtype
-                or _get(param, "FSDPParam.offload_to_cpu")
-                or _find(sharded, "Tensor._post_accumulate_grad_hooks")
+                sharded.grad is not None or sharded.dtype != dtype or _get(param, "FSDPParam.offload_to_cpu")
                 for param, sharded in zip(self._params, self.sharded_parameters)
             )
         )
@@ -386,6 +385,15 @@ def can_reduce_unused() -> bool:
     """Returns whether FSDP2 can give zeros for parameters without a gradient:
     set_reduce_scatter_unused_params()."""
     return version() >= (2, 13)
+
+
+def has_backward_hooks(modules: Iterable[torch.nn.Module], parameters: Iterable[torch.nn.Parameter]) -> bool:
+    """Returns whether one of them has a hook of the user's that runs within a backward pass, and so may read
+    any gradient."""
+    return any(
+        _get(module, "Module._backward_hooks") or _get(module, "Module._backward_pre_hooks")
+        for module in modules
+    ) or any(_get(parameter, "Tensor._post_accumulate_grad_hooks") for parameter in parameters)
 
 
 def is_in_fsdp_backward(module: FSDPModule) -> bool:

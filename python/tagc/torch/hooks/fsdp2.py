@@ -231,12 +231,19 @@ class ReduceScatter(waits.FsdpComm):
         find_layout = functools.partial(self._module.layout, input_tensor.numel(), hosts, by_model)
         if by_model:
             # torch divides what comes with another op
-            may_last = op == dist.ReduceOp.AVG and not self._module.group.reads_sums_at_once(
-                output_tensor.dtype
-            )
+            may_last = op == dist.ReduceOp.AVG and input_tensor.device.type == "cpu"
+            may_last = may_last and not self._module.group.reads_sums_at_once(output_tensor.dtype)
+            may_last = may_last and not self._is_watched()
             passes.exchange_by_model(*what, find_layout, may_last, self._waits())
         else:
             passes.exchange(*what, find_layout, waits=self._waits())
+
+    def _is_watched(self) -> bool:
+        """Returns whether a hook of the user's may read gradients while the backward pass goes on."""
+        wrapper = self._handle.wrapper
+        assert isinstance(wrapper, Wrapper)
+        parameters = (one for module in wrapper.modules for one in module.group.sharded_parameters)
+        return internals.has_backward_hooks(self._handle.model.modules(), parameters)
 
     def _waits(self) -> int:
         has_hook = self._arrival is not None and self._module.group.comms[2] is self._arrival
