@@ -559,11 +559,11 @@ def test_every_arm_can_be_made():
         set(setting.arms) <= set(names) and setting.first_rate in setting.rates
         for setting in arms.SETTINGS.values()
     )
-    from tagc.torch.schedule.options import Options
+    import tagc.torch as tagc
 
     for arm in arms.ALL:
         if "tagc" in arm.hook:
-            Options(**arm.hook["tagc"])
+            tagc.check_options(**tagc.grouped(arm.hook["tagc"]))
 
 
 # ---- a run, interrupted and resumed ----
