@@ -24,8 +24,8 @@ typedef struct tagc_all_to_all_options {
     size_t struct_bytes;
     /* As in tagc_reducer_options. */
     uint64_t tag;
-    /* The ranks of a host, as in tagc_reducer_options. In [1, W], a divisor of W, default 1. Above 1, the ranks of a host first give each
-     * other what is for ranks of the same local index elsewhere. So a rank has one message for each other host, however many
+    /* The ranks of a host, which have numbers next to each other. In [1, W], a divisor of W, default 1. Above 1, the ranks of a host first
+     * give each other what is for ranks of the same local index elsewhere. So a rank has one message for each other host, however many
      * ranks that has, and each element crosses to another host once. */
     int ranks_per_host;
     /* A message of fewer elements travels whole. [0, 2^31), default 4096. */

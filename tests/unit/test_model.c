@@ -209,6 +209,9 @@ static void plain_body(member *m) {
                        TAGC_OK))
         return;
     unit_arrays *arrays = calloc(c->shape.n_units, sizeof *arrays);
+    size_t n_bytes;
+    EXPECT(m, tagc_model_save(model, NULL, 0, &n_bytes) ==
+                  (c->cut == TAGC_CUT_RANGES ? TAGC_ERR_UNSUPPORTED : TAGC_OK));
     if (c->cut == TAGC_CUT_RANGES)
         check_ranges(m, model, &c->shape, n_owners_of(m, c->output), ranges);
     else if (c->cut != TAGC_CUT_ROWS)
