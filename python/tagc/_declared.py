@@ -207,9 +207,7 @@ class BlocksOptions(Structure):
 
 
 class AllToAllOptions(Structure):
-    _fields_ = [
-        ("struct_bytes", c_size_t), ("tag", c_uint64), ("ranks_per_host", c_int), ("min_elems", c_int),
-    ]
+    _fields_ = [("struct_bytes", c_size_t), ("tag", c_uint64), ("min_elems", c_int)]
 
 
 class AllToAllCall(Structure):
