@@ -289,7 +289,7 @@ class Survey:
         schedule = lib.initialised(lib.ScheduleOptions, "tagc_schedule_options_init")
         schedule.gentle, schedule.sparsity, schedule.format = 0, part["sparsity"], part["format"]
         options = lib.initialised(lib.ModelOptions, "tagc_model_options_init")
-        options.schedule, options.output = ctypes.pointer(schedule), lib.OUTPUTS["shard"]
+        options.schedule.options, options.layout.output = ctypes.pointer(schedule), lib.OUTPUTS["shard"]
         lengths = (ctypes.c_uint64 * 1)(n)
         tensor = lib.Tensor(name=b"advise", shape=lengths, n_dims=1, kind=lib.CLASSES["compressed"])
         sums = self._zeros(n // self.hosts.n_hosts, "fp32")

@@ -123,17 +123,17 @@ class Schedule:
         """Returns what model.Follower says."""
         options = lib.initialised(lib.ModelOptions, "tagc_model_options_init")
         fields = _fields_of(self._options, self._is_fresh)
-        options.schedule = ctypes.pointer(fields)
+        options.schedule.options = ctypes.pointer(fields)
         options.exchange, options.n_threads = (
             lib.EXCHANGES.get(self._options.exchange, lib.EXCHANGES["direct"]),  # of dense, nothing is
             self._options.threads or 1,
         )
         if dtype == torch.bfloat16:
-            options.dense_format = lib.FORMATS["bf16"]
-        options.residual = self._options.stored().get("residual", -1)
-        options.follows = self._handle
+            options.formats.dense = lib.FORMATS["bf16"]
+        options.formats.residual = self._options.stored().get("residual", -1)
+        options.schedule.follows = self._handle
         numbers = (ctypes.c_uint32 * len(parameters))(*(self._numbers.get(p.name, 0) for p in parameters))
-        options.numbers = numbers
+        options.schedule.numbers = numbers
         kinds = {p.name: p.kind if self._options.is_scheduled(p.kind) else "dense" for p in parameters}
         return options, kinds, (fields, numbers)
 
