@@ -10,14 +10,13 @@
 #include "unit/unit.h"
 
 #include <math.h>
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
 static const tagc_model_stats no_stats;
 static const tagc_sized stats_struct = {"tagc_model_stats", sizeof(tagc_model_stats),
                                         offsetof(tagc_model_stats, failed_here) +
-                                            sizeof(uint64_t), /* the last field of version 0.3 */
+                                            sizeof(uint64_t), /* the last field of the first release */
                                         &no_stats};
 
 void tagc_model_stats_init_sized(tagc_model_stats *stats, size_t struct_bytes) {
@@ -423,7 +422,7 @@ static tagc_status spread(tagc_model_unit *unit, tagc_model_stats *stats) {
     tagc_model *model = unit->model;
     tagc_status status = TAGC_OK;
     tagc_work_line_up(model->within, &model->spread);
-    while (!tagc_work_take(model->within, &model->spread)) sched_yield();
+    tagc_work_wait(model->within, &model->spread);
     for (uint32_t p = 0; p < unit->n_parts && status == TAGC_OK; p++)
         status = spread_part(model, &unit->parts[p], stats);
     tagc_work_give(model->within, &model->spread);
