@@ -96,7 +96,7 @@ static const tagc_reducer_options reducer_defaults = {
 static const tagc_gatherer_options gatherer_defaults = {.tag = UINT64_MAX, .n_threads = 1};
 static const tagc_all_to_all_options all_to_all_defaults = {.tag = UINT64_MAX, .min_elems = 4096};
 
-/* The least sizes are those of version 0.2: up to its last field, without what later versions add. */
+/* The least sizes are up to the last field of the first release, without what later ones add. */
 #define UP_TO(type, last) (offsetof(type, last) + sizeof((type *)0)->last)
 static const tagc_sized reducer_struct = {"tagc_reducer_options", sizeof(tagc_reducer_options),
                                           UP_TO(tagc_reducer_options, rounding_seed), &reducer_defaults};

@@ -23,7 +23,8 @@ static const tagc_model_options default_options = {
     .hosts = {.format = -1},
 };
 static const tagc_sized options_struct = {"tagc_model_options", sizeof(tagc_model_options),
-                                          sizeof(tagc_model_options), /* of version 0.3, the first */
+                                          offsetof(tagc_model_options, name) +
+                                              sizeof(char *), /* the last field of the first release */
                                           &default_options};
 
 void tagc_model_options_init_sized(tagc_model_options *options, size_t struct_bytes) {
