@@ -315,8 +315,8 @@ static tagc_status exchange_elements(tagc_all_to_all *a) {
 
 /* Returns the first failure, and decodes the rest. */
 static tagc_status decode(const tagc_all_to_all *a) {
-    tagc_status failure = TAGC_OK;
-    char text[TAGC_ERROR_TEXT_BYTES] = "";
+    char why[TAGC_ERROR_TEXT_BYTES] = "";
+    int damaged = -1; /* the first rank whose message was */
     const uint8_t *message = a->received;
     for (int r = 0; r < a->world_size; r++) {
         if (r == a->rank) continue;
@@ -324,14 +324,16 @@ static tagc_status decode(const tagc_all_to_all *a) {
         uint8_t *to = output_of(a, r);
         if (travels_whole(a, n)) {
             copy(to, message, n_bytes);
-        } else if (tagc_blocks_decode(&a->blocks, message, n_bytes, to, n) != TAGC_OK && failure == TAGC_OK) {
-            failure = TAGC_ERR_CORRUPT; /* whatever it is: format, block and length have been compared */
-            snprintf(text, sizeof text, "%s", tagc_last_error());
-            (void)tagc_fail(failure, "elements from rank %d: %.400s", tagc_comm_name(a->comm, r), text);
+        } else if (tagc_blocks_decode(&a->blocks, message, n_bytes, to, n) != TAGC_OK && damaged < 0) {
+            damaged = r;
+            snprintf(why, sizeof why, "%s", tagc_last_error());
         }
         message += tagc_aligned((size_t)n_bytes);
     }
-    return failure;
+    if (damaged < 0) return TAGC_OK;
+    /* whatever it is: format, block and length have been compared */
+    return tagc_fail(TAGC_ERR_CORRUPT, "elements from rank %d: %.400s", tagc_comm_name(a->comm, damaged),
+                     why);
 }
 
 /* ---- a call ---- */
