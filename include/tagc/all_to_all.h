@@ -28,7 +28,7 @@ typedef struct tagc_all_to_all_options {
     /* As in tagc_reducer_options. */
     uint64_t tag;
     /* A message of fewer elements travels whole. [0, 2^31), default 4096. */
-    int min_elems;
+    uint64_t min_elems;
 } tagc_all_to_all_options;
 
 TAGC_API void tagc_all_to_all_options_init_sized(tagc_all_to_all_options *options, size_t struct_bytes);

@@ -106,7 +106,7 @@ static tagc_counts_word own_word(const tagc_all_to_all *a) {
 
 /* Whether a message of n elements is not in blocks. Both ends know n. */
 static int travels_whole(const tagc_all_to_all *a, uint64_t n) {
-    return !a->is_coded || n == 0 || n < (uint64_t)a->options.min_elems || n > TAGC_BLOCKS_MAX_ELEMS;
+    return !a->is_coded || n == 0 || n < a->options.min_elems || n > TAGC_BLOCKS_MAX_ELEMS;
 }
 
 static uint64_t message_bytes(const tagc_all_to_all *a, uint64_t n) {

@@ -72,7 +72,7 @@ static const tagc_field gatherer_fields[] = {
 #define ALL_TO_ALL(name) #name, offsetof(tagc_all_to_all_options, name)
 static const tagc_field all_to_all_fields[] = {
     {ALL_TO_ALL(tag), TAGC_FIELD_U64, 1, ALL, 0, TAGC_FIELD_MAX_U64, TAGC_FIELD_MAX_U64, NULL},
-    {ALL_TO_ALL(min_elems), TAGC_FIELD_INT, 1, ALL, 0, 2147483647.0, 4096, NULL},
+    {ALL_TO_ALL(min_elems), TAGC_FIELD_U64, 1, ALL, 0, 2147483647.0, 4096, NULL},
 };
 /* clang-format on */
 enum {

@@ -228,7 +228,7 @@ class BlocksOptions(Structure):
 
 
 class AllToAllOptions(Structure):
-    _fields_ = [("struct_bytes", c_size_t), ("tag", c_uint64), ("min_elems", c_int)]
+    _fields_ = [("struct_bytes", c_size_t), ("tag", c_uint64), ("min_elems", c_uint64)]
 
 
 class AllToAllCall(Structure):

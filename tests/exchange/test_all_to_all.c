@@ -56,7 +56,7 @@ static uint64_t noise_of(int call, int from, int to, uint64_t i) {
     return (uint64_t)call << 48 ^ (uint64_t)from << 40 ^ (uint64_t)to << 32 ^ i;
 }
 
-static int take_seat(rank_run *run, seat_of_rank *s, int min_elems) {
+static int take_seat(rank_run *run, seat_of_rank *s, uint64_t min_elems) {
     const trial *t = run->shared;
     tagc_all_to_all_options options;
     *s = (seat_of_rank){.run = run, .t = t};
@@ -331,7 +331,7 @@ static void options_body(rank_run *run) {
     options.min_elems = run->rank == 1 ? 17 : 16;
     CHECK(run, tagc_all_to_all_create(run->comm, &options, &a) == TAGC_ERR_MISMATCH && !a);
     CHECK(run, strstr(tagc_last_error(), "min_elems: rank 11 has 17, rank 10 has 16") != NULL);
-    options.min_elems = -1;
+    options.min_elems = UINT64_C(1) << 31;
     CHECK(run, tagc_all_to_all_create(run->comm, &options, &a) == TAGC_ERR_ARGUMENT && !a);
     options.min_elems = 16;
     tagc_gatherer *gatherer = NULL;

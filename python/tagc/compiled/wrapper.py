@@ -81,8 +81,8 @@ def _restore(module: Any) -> None:
 def _modules(model: torch.nn.Module, found: list[Found], sharded: dict[int, Sharded]) -> list[Module]:
     """Returns what exchanges each unit of a model, or those of its parameters that are of one kind()."""
     left, modules, parameters_of = dict(sharded), [], dict[torch.nn.Module, list[int]]()
-    for one in found:
-        parameters_of.setdefault(one.module, []).append(id(one.parameter))
+    for reading in found:
+        parameters_of.setdefault(reading.module, []).append(id(reading.parameter))
     for name, owners in units_of(model):
         kinds: dict[tuple[object, ...], list[Sharded]] = {}
         for key in (key for owner in owners for key in parameters_of.get(owner, [])):
