@@ -201,8 +201,7 @@ static const int worlds[][2] = {{1, 1}, {2, 1}, {3, 1}, {4, 1}, {7, 1},  {16, 1}
                                 {6, 3}, {8, 2}, {8, 4}, {9, 3}, {16, 4}, {12, 2}, {4, 4}};
 enum { N_WORLDS = sizeof worlds / sizeof *worlds };
 
-static void elements_arrive(void **state) {
-    (void)state;
+TEST(elements_arrive) {
     static const struct {
         int format, rounding, is_bf16, element_bytes;
     } kinds[] = {{TAGC_FORMAT_INT8, TAGC_ROUNDING_NEAREST, 0, 4},
@@ -212,7 +211,6 @@ static void elements_arrive(void **state) {
                  {0, 0, 0, 1},
                  {0, 0, 0, 8},
                  {0, 0, 0, 16}};
-    rank_run runs[MAX_RANKS];
     for (int k = 0; k < (int)(sizeof kinds / sizeof *kinds); k++)
         for (int w = 0; w < N_WORLDS; w++) {
             trial t = {.per_host = worlds[w][1],
@@ -222,7 +220,7 @@ static void elements_arrive(void **state) {
                        .element_bytes = kinds[k].element_bytes,
                        .n_calls = 3,
                        .seed = (uint64_t)(k * 100 + w)};
-            run_ranks(worlds[w][0], exchange_body, &t, NULL, runs);
+            run_ranks(worlds[w][0], exchange_body, &t);
         }
 }
 
@@ -313,13 +311,11 @@ static void fault_body(rank_run *run) {
     leave_seat(&s);
 }
 
-static void faults_are_of_all_ranks(void **state) {
-    (void)state;
+TEST(faults_are_of_all_ranks) {
     static const int some[][2] = {{3, 1}, {4, 2}, {6, 2}, {6, 3}, {8, 4}, {4, 4}};
-    rank_run runs[MAX_RANKS];
     for (int w = 0; w < 6; w++) {
         trial t = {.per_host = some[w][1], .format = TAGC_FORMAT_INT8, .element_bytes = 4, .seed = 77};
-        run_ranks(some[w][0], fault_body, &t, NULL, runs);
+        run_ranks(some[w][0], fault_body, &t);
     }
 }
 
@@ -363,14 +359,12 @@ static void options_body(rank_run *run) {
     tagc_all_to_all_destroy(NULL);
 }
 
-static void other_orders_and_options_are_refused(void **state) {
-    (void)state;
-    rank_run runs[MAX_RANKS];
+TEST(other_orders_and_options_are_refused) {
     trial one = {.per_host = 1, .format = TAGC_FORMAT_INT8, .element_bytes = 4, .seed = 5};
     trial two = {.per_host = 2, .format = TAGC_FORMAT_INT8, .element_bytes = 4, .seed = 5};
-    run_ranks(3, order_body, &one, NULL, runs);
-    run_ranks(4, order_body, &two, NULL, runs);
-    run_ranks(3, options_body, &one, NULL, runs);
+    run_ranks(3, order_body, &one);
+    run_ranks(4, order_body, &two);
+    run_ranks(3, options_body, &one);
 }
 
 /* ---- damage ---- */
@@ -422,14 +416,12 @@ static void damage_body(rank_run *run) {
     run->comm = own;
 }
 
-static void damage_is_told(void **state) {
-    (void)state;
-    rank_run runs[MAX_RANKS];
+TEST(damage_is_told) {
     for (int per_host = 1; per_host <= 2; per_host++) {
         damage_trial all = {
             .trial = {.per_host = per_host, .format = TAGC_FORMAT_INT8, .element_bytes = 4, .seed = 3}};
         pthread_barrier_init(&all.meeting.barrier, NULL, 4);
-        run_ranks(4, damage_body, &all, NULL, runs);
+        run_ranks(4, damage_body, &all);
         pthread_barrier_destroy(&all.meeting.barrier);
     }
 }
@@ -474,22 +466,9 @@ static void mean_body(rank_run *run) {
     leave_seat(&s);
 }
 
-static void rounding_is_right_in_the_mean(void **state) {
-    (void)state;
-    rank_run runs[MAX_RANKS];
+TEST(rounding_is_right_in_the_mean) {
     for (int format = TAGC_FORMAT_INT8; format <= TAGC_FORMAT_INT4; format++) {
         trial t = {.per_host = 1, .format = format, .rounding = TAGC_ROUNDING_STOCHASTIC, .element_bytes = 4};
-        run_ranks(3, mean_body, &t, NULL, runs);
+        run_ranks(3, mean_body, &t);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(elements_arrive),
-        cmocka_unit_test(faults_are_of_all_ranks),
-        cmocka_unit_test(other_orders_and_options_are_refused),
-        cmocka_unit_test(damage_is_told),
-        cmocka_unit_test(rounding_is_right_in_the_mean),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }
