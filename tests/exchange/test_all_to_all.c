@@ -192,8 +192,7 @@ static void exchange_body(rank_run *run) {
 static const int worlds[] = {1, 2, 3, 4, 7, 9, 16};
 enum { N_WORLDS = sizeof worlds / sizeof *worlds };
 
-static void elements_arrive(void **state) {
-    (void)state;
+TEST(elements_arrive) {
     static const struct {
         int format, rounding, is_bf16, element_bytes;
     } kinds[] = {{TAGC_FORMAT_INT8, TAGC_ROUNDING_NEAREST, 0, 4},
@@ -203,7 +202,6 @@ static void elements_arrive(void **state) {
                  {0, 0, 0, 1},
                  {0, 0, 0, 8},
                  {0, 0, 0, 16}};
-    rank_run runs[MAX_RANKS];
     for (int k = 0; k < (int)(sizeof kinds / sizeof *kinds); k++)
         for (int w = 0; w < N_WORLDS; w++) {
             trial t = {.format = kinds[k].format,
@@ -212,7 +210,7 @@ static void elements_arrive(void **state) {
                        .element_bytes = kinds[k].element_bytes,
                        .n_calls = 3,
                        .seed = (uint64_t)(k * 100 + w)};
-            run_ranks(worlds[w], exchange_body, &t, NULL, runs);
+            run_ranks(worlds[w], exchange_body, &t);
         }
 }
 
@@ -301,12 +299,10 @@ static void fault_body(rank_run *run) {
     leave_seat(&s);
 }
 
-static void faults_are_of_all_ranks(void **state) {
-    (void)state;
-    rank_run runs[MAX_RANKS];
+TEST(faults_are_of_all_ranks) {
     for (int world_size = 3; world_size <= 8; world_size++) {
         trial t = {.format = TAGC_FORMAT_INT8, .element_bytes = 4, .seed = 77};
-        run_ranks(world_size, fault_body, &t, NULL, runs);
+        run_ranks(world_size, fault_body, &t);
     }
 }
 
@@ -349,13 +345,11 @@ static void options_body(rank_run *run) {
     tagc_all_to_all_destroy(NULL);
 }
 
-static void other_orders_and_options_are_refused(void **state) {
-    (void)state;
-    rank_run runs[MAX_RANKS];
+TEST(other_orders_and_options_are_refused) {
     trial t = {.format = TAGC_FORMAT_INT8, .element_bytes = 4, .seed = 5};
-    run_ranks(3, order_body, &t, NULL, runs);
-    run_ranks(4, order_body, &t, NULL, runs);
-    run_ranks(3, options_body, &t, NULL, runs);
+    run_ranks(3, order_body, &t);
+    run_ranks(4, order_body, &t);
+    run_ranks(3, options_body, &t);
 }
 
 /* ---- damage ---- */
@@ -407,12 +401,10 @@ static void damage_body(rank_run *run) {
     run->comm = own;
 }
 
-static void damage_is_told(void **state) {
-    (void)state;
-    rank_run runs[MAX_RANKS];
+TEST(damage_is_told) {
     damage_trial all = {.trial = {.format = TAGC_FORMAT_INT8, .element_bytes = 4, .seed = 3}};
     pthread_barrier_init(&all.meeting.barrier, NULL, 4);
-    run_ranks(4, damage_body, &all, NULL, runs);
+    run_ranks(4, damage_body, &all);
     pthread_barrier_destroy(&all.meeting.barrier);
 }
 
@@ -456,22 +448,9 @@ static void mean_body(rank_run *run) {
     leave_seat(&s);
 }
 
-static void rounding_is_right_in_the_mean(void **state) {
-    (void)state;
-    rank_run runs[MAX_RANKS];
+TEST(rounding_is_right_in_the_mean) {
     for (int format = TAGC_FORMAT_INT8; format <= TAGC_FORMAT_INT4; format++) {
         trial t = {.format = format, .rounding = TAGC_ROUNDING_STOCHASTIC, .element_bytes = 4};
-        run_ranks(3, mean_body, &t, NULL, runs);
+        run_ranks(3, mean_body, &t);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(elements_arrive),
-        cmocka_unit_test(faults_are_of_all_ranks),
-        cmocka_unit_test(other_orders_and_options_are_refused),
-        cmocka_unit_test(damage_is_told),
-        cmocka_unit_test(rounding_is_right_in_the_mean),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

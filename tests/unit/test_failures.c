@@ -144,8 +144,7 @@ static void no_piece_body(member *m) {
     free(a);
 }
 
-static void an_argument_of_one_rank(void **state) {
-    (void)state;
+TEST(an_argument_of_one_rank) {
     run_world(3, 1, no_piece_body, NULL);
     run_world(2, 2, no_piece_body, NULL);
     run_world(3, 1, no_list_body, NULL);
@@ -179,8 +178,7 @@ static void nonfinite_body(member *m) {
     free(a);
 }
 
-static void what_is_not_finite(void **state) {
-    (void)state;
+TEST(what_is_not_finite) {
     run_world(3, 1, nonfinite_body, NULL);
     run_world(2, 2, nonfinite_body, NULL);
 }
@@ -225,8 +223,7 @@ static void order_body(member *m) {
     free(a);
 }
 
-static void units_in_another_order(void **state) {
-    (void)state;
+TEST(units_in_another_order) {
     run_world(2, 1, order_body, NULL);
     run_world(5, 1, order_body, NULL);
 }
@@ -256,8 +253,7 @@ static void calls_body(member *m) {
     free(a);
 }
 
-static void calls_in_a_wrong_order(void **state) {
-    (void)state;
+TEST(calls_in_a_wrong_order) {
     run_world(2, 1, calls_body, NULL);
 }
 
@@ -286,8 +282,7 @@ static void scale_body(member *m) {
     free(a);
 }
 
-static void residuals_follow_a_scale(void **state) {
-    (void)state;
+TEST(residuals_follow_a_scale) {
     run_world(2, 1, scale_body, NULL);
     run_world(2, 2, scale_body, NULL);
 }
@@ -334,8 +329,7 @@ static void made_body(member *m) {
     tagc_model_destroy(model);
 }
 
-static void ranks_that_differ(void **state) {
-    (void)state;
+TEST(ranks_that_differ) {
     for (int kind = 0; kind < 18; kind++) {
         run_world(3, 1, made_body, &kind);
         if (kind >= 5 && kind != 12 && kind != 13) run_world(1, 1, made_body, &kind);
@@ -392,8 +386,7 @@ static void flats_body(member *m) {
     tagc_model_destroy(model);
 }
 
-static void lists_that_are_no_flats(void **state) {
-    (void)state;
+TEST(lists_that_are_no_flats) {
     run_world(2, 1, flats_body, NULL);
     run_world(2, 2, flats_body, NULL);
 }
@@ -538,8 +531,7 @@ static void lie_body(member *m) {
     free(a);
 }
 
-static void a_lie_to_one_place(void **state) {
-    (void)state;
+TEST(a_lie_to_one_place) {
     static const int outputs[] = {TAGC_OUTPUT_SHARD, TAGC_OUTPUT_HOST_SHARD, TAGC_OUTPUT_UNIT};
     for (int what = DAMAGE_BODY; what <= DAMAGE_LENGTH; what++)
         for (size_t i = 0; i < sizeof outputs / sizeof *outputs; i++) {
@@ -581,19 +573,7 @@ static void order_of_ends_body(member *m) {
     free(a);
 }
 
-static void units_that_end_in_another_order(void **state) {
-    (void)state;
+TEST(units_that_end_in_another_order) {
     int outputs[] = {TAGC_OUTPUT_SHARD, TAGC_OUTPUT_UNIT};
     for (int i = 0; i < 2; i++) run_world(2, 2, order_of_ends_body, &outputs[i]);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_argument_of_one_rank),         cmocka_unit_test(what_is_not_finite),
-        cmocka_unit_test(units_in_another_order),          cmocka_unit_test(residuals_follow_a_scale),
-        cmocka_unit_test(calls_in_a_wrong_order),          cmocka_unit_test(ranks_that_differ),
-        cmocka_unit_test(lists_that_are_no_flats),         cmocka_unit_test(a_lie_to_one_place),
-        cmocka_unit_test(units_that_end_in_another_order),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

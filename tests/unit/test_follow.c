@@ -152,8 +152,7 @@ static void same_plans_body(member *m) {
     tagc_schedule_destroy(schedule);
 }
 
-static void a_schedule_of_the_callers(void **state) {
-    (void)state;
+TEST(a_schedule_of_the_callers) {
     run_world(2, 1, same_plans_body, NULL);
     run_world(3, 1, same_plans_body, NULL);
 }
@@ -246,8 +245,7 @@ static void residuals_body(member *m) {
     drop(&u);
 }
 
-static void residuals_by_tensor(void **state) {
-    (void)state;
+TEST(residuals_by_tensor) {
     run_world(3, 1, residuals_body, NULL);
     run_world(2, 2, residuals_body, NULL);
 }
@@ -319,8 +317,7 @@ static void words_of_hosts_body(member *m) {
     drop(&u);
 }
 
-static void a_word_and_a_rank_that_fails(void **state) {
-    (void)state;
+TEST(a_word_and_a_rank_that_fails) {
     run_world(3, 1, words_body, NULL);
     run_world(2, 2, words_of_hosts_body, NULL);
 }
@@ -353,8 +350,7 @@ static void parts_body(member *m) {
     drop(&u);
 }
 
-static void statistics_of_parts(void **state) {
-    (void)state;
+TEST(statistics_of_parts) {
     run_world(2, 1, parts_body, NULL);
 }
 
@@ -387,19 +383,7 @@ static void rests_body(member *m) {
     drop(&u);
 }
 
-static void tensors_that_rest(void **state) {
-    (void)state;
+TEST(tensors_that_rest) {
     run_world(2, 1, rests_body, NULL);
     run_world(3, 1, rests_body, NULL);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_schedule_of_the_callers),
-        cmocka_unit_test(residuals_by_tensor),
-        cmocka_unit_test(a_word_and_a_rank_that_fails),
-        cmocka_unit_test(statistics_of_parts),
-        cmocka_unit_test(tensors_that_rest),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -244,8 +244,7 @@ static void plain_body(member *m) {
     tagc_model_destroy(model);
 }
 
-static void sums_are_plain_sums(void **state) {
-    (void)state;
+TEST(sums_are_plain_sums) {
     static const int worlds[][2] = {{1, 1}, {2, 1}, {3, 1}, {5, 1}, {8, 1},
                                     {2, 2}, {3, 2}, {2, 3}, {4, 2}, {1, 3}};
     static const int cuts[] = {TAGC_CUT_ROWS,        TAGC_CUT_ROWS,   TAGC_CUT_ROWS,
@@ -398,8 +397,7 @@ static void lossy(int n_hosts, int n_places, int output, int cut, int moment, in
     for (int r = 0; r < n_ranks; r++) free(c.sent[r]), free(c.residual[r]);
 }
 
-static void nothing_is_lost(void **state) {
-    (void)state;
+TEST(nothing_is_lost) {
     for (int output = 0; output < 3; output++)
         for (int cut = 0; cut < 2; cut++)
             lossy(3, 1, output, cut, TAGC_MOMENT_NONE, 170, 1, 10 + (uint64_t)output);
@@ -439,16 +437,6 @@ static void defaults_are_safe_body(member *m) {
     tagc_model_destroy(model);
 }
 
-static void defaults_are_safe(void **state) {
-    (void)state;
+TEST(defaults_are_safe) {
     run_world(2, 1, defaults_are_safe_body, NULL);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sums_are_plain_sums),
-        cmocka_unit_test(nothing_is_lost),
-        cmocka_unit_test(defaults_are_safe),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }
