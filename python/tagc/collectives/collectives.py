@@ -44,7 +44,6 @@ from tagc.torch.extension import (
     Runners,
     Settings,
     State,
-    Unit,
     Values,
     about_host,
     agree_all,
@@ -53,7 +52,6 @@ from tagc.torch.extension import (
     choice,
     cores,
     count,
-    layouts,
     look_fresh,
     scale_of,
     timeout_of,
@@ -503,7 +501,7 @@ class Collectives:
                 begin = functools.partial(self._gather, call, name, keys.find_gather(name, call.use))
             else:
                 source = call.key if isinstance(call.key, torch.Tensor) else call.source
-                reduced = keys.find(name, call.use, source, self._state.schedule.fields)
+                reduced = keys.find(name, call.use, source, self._state.schedule)
                 begin = functools.partial(self._reduce, call, name, reduced)
         except Error as failure:  # the other ranks are about to run it
             self._passes.runners.wait()
@@ -519,21 +517,17 @@ class Collectives:
                 keys.know(call.key, name)
         begin()
 
-    def _exchange(
-        self, call: Call, name: str | None, unit: Unit, find_layout: Callable[[], layouts.Layout]
-    ) -> None:
-        # in CPU memory an exchange takes the memory of its source; sums within hosts are made elsewhere
-        is_taken = call.source.device.type == "cpu" and self._hosts.is_flat
+    def _exchange(self, call: Call, name: str | None, reduced: Reduced) -> None:
+        # in CPU memory sums within hosts take the place of gradients
+        is_taken = call.source.device.type == "cpu" and self._hosts.is_two_level
         source = call.source.clone() if is_taken and call.source is not call.target else call.source
         waits, number = (True, self._keys.n_calls) if name is None else (False, None)
-        arrays = source, call.target, call.op
-        self._passes.exchange(
-            unit, self._group, *arrays, find_layout, waits=waits, recurs=name is not None, number=number
-        )
+        what = reduced.unit, self._group, source, call.target, call.op, reduced.find_layout
+        self._passes.exchange(*what, waits=waits, recurs=name is not None, number=number, agrees=True)
 
     def _reduce(self, call: Call, name: str | None, reduced: Reduced) -> None:
         try:
-            self._exchange(call, name, reduced.unit, lambda: reduced.layout)
+            self._exchange(call, name, reduced)
         except BaseException:
             if name is not None and name not in self._keys.reduced:
                 reduced.unit.free()
@@ -603,7 +597,7 @@ class Collectives:
         for name, use in found.reduced.items():
             if name not in self._keys.reduced:
                 kind = self._keys.kinds.get(name, found.kinds[name])
-                self._add(name, self._keys.made(name, kind, use, self._state.schedule.fields))
+                self._add(name, self._keys.made(name, kind, use, self._state.schedule))
         # a gather's size is that of one rank
         for name, use in found.gathered.items() if about["world_size"] == dist.get_world_size() else ():
             if name not in self._keys.gathered:
