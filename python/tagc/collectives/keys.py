@@ -69,9 +69,7 @@ class Saved(NamedTuple):
 class Reduced:
     """A key of reductions, or all tensors of one size that come without a key."""
 
-    def __init__(
-        self, parameter: layouts.Parameter, use: Use, hosts: Hosts, follower: Follower
-    ) -> None:
+    def __init__(self, parameter: layouts.Parameter, use: Use, hosts: Hosts, follower: Follower) -> None:
         self.use, self._hosts = use, hosts
         self._lay_out(parameter)
         # messages name the collective, so that ranks notice where they come with different ones
@@ -81,9 +79,10 @@ class Reduced:
         self.parameter, hosts = parameter, self._hosts
         n_ranks = hosts.n_hosts * hosts.per_host
         if self.use.collective == "reduce_scatter":
-            rows = hosts.rows if hosts.is_two_level else None
-            self.whole = layouts.cut([parameter], [0], self.use.n_elems, n_ranks)
-            self.layout = layouts.cut([parameter], [0], self.use.n_elems, n_ranks, rows) if rows else self.whole
+            what = [parameter], [0], self.use.n_elems, n_ranks
+            self.layout = self.whole = layouts.cut(*what)
+            if hosts.is_two_level:
+                self.layout = layouts.cut(*what, hosts.rows)
         else:
             self.whole = layouts.bucket([parameter], n_ranks)
             self.layout = layouts.part(self.whole, hosts.n_hosts, hosts.per_host, hosts.place)

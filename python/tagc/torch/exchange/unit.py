@@ -81,17 +81,13 @@ def _rounding_seed(way: Way, part: layouts.Part) -> int:
 
 
 class Unit:
-    """name: of the module. follower: says how its parameters are sent. own: has the pieces of every parameter that this rank exchanges, where the ranks of a
-    replica have parts of a residual (Place.part); None: all of them."""
+    """name: of the module. follower: says how its parameters are sent. own: has the pieces of every parameter
+    that this rank exchanges, where the ranks of a replica have parts of a residual (Place.part); None: all of
+    them."""
 
     rests = False
 
-    def __init__(
-        self,
-        name: str,
-        follower: Follower,
-        own: layouts.Layout | None = None,
-    ) -> None:
+    def __init__(self, name: str, follower: Follower, own: layouts.Layout | None = None) -> None:
         self.name, self.follower, self._own = name, follower, own
         self.options = follower.fields
         self._tag = zlib.crc32(name.encode())  # its reducers have work memory at the same time
