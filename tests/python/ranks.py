@@ -45,10 +45,13 @@ def run_each(checks, world_size, *arguments, timeout_s=TIMEOUT_S):
 
 def _each(rank, world_size, names, arguments):
     for module, name in names:
+        begin = time.process_time()
         try:
             getattr(importlib.import_module(module), name)(rank, world_size, *arguments)
         except BaseException as failure:
             raise AssertionError(f"in {name}: {failure}") from failure
+        if rank == 0:  # pytest -rP shows it
+            print(f"{name}: {time.process_time() - begin:.1f} s of this rank's processor", flush=True)
 
 
 def fork_origin():

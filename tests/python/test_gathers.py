@@ -433,7 +433,6 @@ def test_two_levels():
 
 def eight(rank, world_size):
     train_and_evaluate(rank, world_size, "delta4", 2)
-    train_and_evaluate(rank, world_size, "delta4", 4)
 
 
 def test_eight_ranks():
