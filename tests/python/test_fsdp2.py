@@ -179,7 +179,7 @@ def parameter_leg(rank, world_size):
         options = {"layers": "none", "parameters": wire, "verbose": False}
         handle = tagc.compress(model, sparsity=0, **options) if wire else None
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-        for step in range(13):
+        for step in range(9):
             loss = loss_of(model, batch_of(rank, step % 8, n=16))
             loss.backward()
             optimizer.step()

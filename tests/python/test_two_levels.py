@@ -190,10 +190,11 @@ def left_out(rank, world_size, hosts=2):
 
 
 def along_columns(rank, world_size, hosts=2):
-    """With every value as it is, gradients are those of one process."""
+    """With every value as it is, gradients are those of one process, of layers gathered early and kept."""
     import tagc.torch as tagc
 
-    model = wrapped("fsdp2", columns=True)
+    model = wrapped("fsdp2", columns=True, reshard_after_forward=False)
+    model.set_modules_to_backward_prefetch(list(model.layers))
     with tagc.compress(model, sparsity=0, layers="all", hosts=hosts, verbose=False):
         loss_of(model, batch_of(rank)).backward()
         check_equal(gradients(model), full_gradients(Even, world_size))

@@ -164,7 +164,7 @@ def nothing_is_lost(rank, world_size, kind, hosts=None):
     given = full_gradients(Odd, world_size, range(3))
     first, *others = some(kind, hosts)
     shapes = {name: p.shape for name, p in Odd().named_parameters()}
-    options = OPTIONS if hosts or world_size == 2 else OPTIONS[:2]
+    options = OPTIONS if world_size == (4 if hosts else 2) else OPTIONS[:2]
     for options, mode in [(one, first) for one in options] + [({}, mode) for mode in others]:
         model, received = made(kind, **mode), {}
         with compress(model, **{"sparsity": 0.9, "hosts": hosts} | options) as handle:

@@ -361,8 +361,8 @@ def the_schedule_is_for_names(rank, world_size, hosts=None):
             "the end of step 20, and rank .* with gradients of attn.late",
             same=hosts is None,
         )
-        gentle_steps(comm, model, rank, range(20, 64))
-        assert comm.stats()["step"] == 64
+        gentle_steps(comm, model, rank, range(20, 40))
+        assert comm.stats()["step"] == 40
     assert (rank == 0) == ("tagc: AdamW: beta1 is 0.5 for what is compressed" in said.getvalue()), (
         said.getvalue()
     )
@@ -879,14 +879,13 @@ def example(rank, world_size, runs):
 
 
 def test_an_optimizer_that_communicates_by_itself():
-    """Exact, its losses are those with torch's calls; by default, nearly."""
-    runs = [["--torch"], ["--values", "fp32"], [], ["--parameters", "delta4"]]
-    torchs, exact, four_bits, deltas = ranks.run(example, 2, runs)[0]
+    """Exact, its losses are those with torch's calls; in four bits, with deltas, nearly."""
+    runs = [["--torch"], ["--values", "fp32"], ["--parameters", "delta4"]]
+    torchs, exact, four_bits = ranks.run(example, 2, runs)[0]
     assert exact == torchs
     assert torchs[-1] < torchs[0] - 1, torchs
-    for losses in (four_bits, deltas):
-        assert losses != torchs
-        assert abs(sum(losses[-8:]) / sum(torchs[-8:]) - 1) < 0.01, (losses[-8:], torchs[-8:])
+    assert four_bits != torchs
+    assert abs(sum(four_bits[-8:]) / sum(torchs[-8:]) - 1) < 0.01, (four_bits[-8:], torchs[-8:])
 
 
 # ---- all of them ----
