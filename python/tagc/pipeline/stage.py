@@ -283,11 +283,8 @@ class CompressedStage:
         self, direction: str, original: Callable[[int], list[dist.P2POp]], chunk: int
     ) -> list[dist.P2POp]:
         ops, traffic = original(chunk), self._sent[direction]
-        expected = (
-            None
-            if self._codecs[direction] is None
-            else internals.stage_sends(self.stage, direction == "forward")
-        )
+        is_coded = self._codecs[direction] is not None
+        expected = internals.stage_sends(self.stage, direction == "forward") if is_coded else None
         for i, op in enumerate(ops):
             tensor, codec = op.tensor, self._codec_of(direction, op)
             if expected is not None and len(expected) == len(ops):
@@ -367,9 +364,8 @@ class CompressedStage:
     @staticmethod
     def _number(direction: str, chunk: int, i: int, peer: int) -> int:
         """Returns the number of a message, from which _raise_fault() knows it."""
-        return (
-            (direction == "backward") << 62 | (peer & 0x3FFFFF) << 40 | (chunk & 0xFFFFFF) << 16 | i & 0xFFFF
-        )
+        is_back = direction == "backward"
+        return is_back << 62 | (peer & 0x3FFFFF) << 40 | (chunk & 0xFFFFFF) << 16 | i & 0xFFFF
 
     @staticmethod
     def _name(direction: str, i: int) -> str:

@@ -203,8 +203,7 @@ class _Seen:
 
     @property
     def rows(self) -> list[policy.Row]:
-        rows: list[policy.Row] = self.about["rows"] + self.about["rows of one rank"]
-        return rows
+        return [*self.about["rows"], *self.about["rows of one rank"]]
 
 
 def _look(
