@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from tagc._library import Error
 from tagc.torch.exchange import internals, waits
-from tagc.torch.exchange.call import FindLayout, FindLayouts, Record, Reduction
+from tagc.torch.exchange.call import FindLayout, Record, Reduction
 from tagc.torch.exchange.comm import Comm, Disagreement
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import Exchanged, Expected
@@ -23,9 +23,7 @@ from tagc.torch.exchange.layout import Layout
 from tagc.torch.exchange.model import Levels, PartStats
 from tagc.torch.exchange.model_exchanges import Contents, ModelExchanges, Start
 from tagc.torch.exchange.reducer import LocalFailure
-from tagc.torch.exchange.rows import Rows
 from tagc.torch.exchange.runner import Runner, Runners, Staged
-from tagc.torch.exchange.slices import Slice
 from tagc.torch.exchange.unit import DTYPES, Unit, kind_of
 from tagc.torch.exchange.unknown import UnknownLayouts
 from tagc.torch.schedule.options import constants
@@ -162,7 +160,7 @@ class Passes:
         source: torch.Tensor,
         target: torch.Tensor,
         op: Any,
-        find_layout: FindLayouts,
+        find_layout: FindLayout,
         waits: int = True,
         recurs: bool = True,
         number: int | None = None,
@@ -174,28 +172,21 @@ class Passes:
         the pass then. For others it returns at once, and the target is there in the order of streams.
         Failures that show later are raised by the next exchange or at the end of the backward pass.
 
-        find_layout(is_whole) -> the layout of `source`, or if not is_whole, of what the ranks of a place
-        exchange of it; None if some parameters are missing: then this exchange is dense and residuals do not
-        change. waits: whether the current stream waits for the result; or staging.FOR_INPUT. recurs: whether
+        find_layout() -> the layout of `source`; None if some parameters are missing: then this exchange is
+        dense and residuals do not change. waits: whether the current stream waits for the result; or staging.FOR_INPUT. recurs: whether
         this unit comes once in a step. number: from which rounding derives; None: the step's. agrees:
         whether, in CPU memory, ranks agree before it by messages of its own, because they may come with
         other calls."""
         self._check_open()
         hosts, what = self.state.wrapper.hosts(group), (unit, group, source, target, op)
-        if hosts.is_one or self._is_left(group, source):
+        if self.is_torchs(group, source):
             with self._giving_up():
                 self.model_exchanges.settle()
                 self._leave_to_torch(*what[:2], hosts, *what[2:], self._opens_step(unit, recurs))
-        elif not self._goes_by_model(unit, group, source):
-            with self._giving_up():
-                self.model_exchanges.settle()
-                opens_step = self._opens_step(unit, recurs)  # it may change layouts
-                self._run(*what[:2], hosts, *what[2:], find_layout, waits, opens_step, number)
         elif self.runners.is_on_device(source):
-            whole = functools.partial(find_layout, True)
-            self.model_exchanges.leave_on_device(self.begin(*what, whole, waits, recurs, number))
+            self.model_exchanges.leave_on_device(self.begin(*what, find_layout, waits, recurs, number))
         else:
-            end = self.begin(*what, functools.partial(find_layout, True), waits, recurs, number, agrees)
+            end = self.begin(*what, find_layout, waits, recurs, number, agrees)
             self._wait_for(end, source, target, agrees, may_last)
         self._end_outside()
 
@@ -234,23 +225,10 @@ class Passes:
 
     # ---- exchanges by models of libtagc ----
 
-    def can_begin(self, unit: Exchanged, group: Any, source: torch.Tensor) -> bool:
-        """Returns whether begin() takes that gradient: it is not torch's to add up."""
-        is_torchs = self.state.wrapper.hosts(group).is_one or self._is_left(group, source)
-        return not is_torchs and self._goes_by_model(unit, group, source)
-
-    def _is_left(self, group: Any, source: torch.Tensor) -> bool:
-        return self.state.is_left_to_torch(source) and isinstance(group, dist.ProcessGroup)
-
-    def _goes_by_model(self, unit: Exchanged, group: Any, source: torch.Tensor) -> bool:
-        """Returns whether that gradient is in CPU memory, or on a device with one rank per host, and no
-        parameter rests. A unit that has a model goes by it again, so that a rank whose gradient has become
-        another one tells the others."""
-        own = unit.find_unit()
-        if own is not None and own.model is not None:
-            return True
-        is_on_host = self.runner_for(source)[0] is self.runners.host
-        return is_on_host or self.state.wrapper.hosts(group).is_flat and not unit.rests
+    def is_torchs(self, group: Any, source: torch.Tensor) -> bool:
+        """Returns whether torch adds that gradient up: it stays within a host, or tagc does not take it."""
+        is_left = self.state.is_left_to_torch(source) and isinstance(group, dist.ProcessGroup)
+        return self.state.wrapper.hosts(group).is_one or is_left
 
     def begin(
         self,
@@ -277,12 +255,11 @@ class Passes:
             staging = self.runners.staging if self.runners.is_on_device(source) else None
             if staging is not None:  # what is left of a failed pass only tells the others
                 failure = failure or staging.failure or self.model_exchanges.told
+            find_scale = self._find_loss_scale(source, opens_step)
             call = Reduction(
-                unit, comm, source, target, op, find_layout, self._find_loss_scale(source, opens_step),
-                (self._begin, self._take_back), self.state.lock, failure, waits,
-                loaded=None if self.state.wrapper.is_elastic else self.state.loaded, within=within,
+                unit, Levels(within, comm), source, target, op, find_layout, find_scale, failure, waits,
+                None if self.state.wrapper.is_elastic else self.state.loaded, opens_step, number, agrees,
             )  # fmt: skip
-            call.opens_step, call.agrees_first, call.number = opens_step, agrees, number
             self._loss_scale = call.loss_scale
             if within is not None and (comm.needs_python or within.needs_python):
                 host.wait_for_jobs()  # all messages have one order, and there an end sends some, too
@@ -323,7 +300,7 @@ class Passes:
             if call.failure is not None:
                 self.state.n_steps += call.opens_step  # as on the others
                 return None
-            unit, layout, record = self._begin(call, None)
+            unit, layout, record = self._begin(call)
         return Contents(unit.make_unit() if unit is not call.unit else own, layout, record)
 
     @contextlib.contextmanager
@@ -334,54 +311,6 @@ class Passes:
         except BaseException:
             self.give_up()
             raise
-
-    def _run(
-        self,
-        unit: Exchanged,
-        group: Any,
-        hosts: Hosts,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        op: Any,
-        find_layouts: FindLayouts,
-        waits: int,
-        opens_step: bool,
-        number: int | None,
-    ) -> None:
-        runner, failure = self.runner_for(source)
-        find_layout = functools.partial(find_layouts, False)
-        rows: Rows | None = None
-        slice: Slice | None = None
-        if hosts.is_two_level:
-            within, name, timeout_s = self.comm(hosts.within), unit.name, self.state.options.timeout_s
-            if source.numel() == target.numel():
-                layout, problem = _found(find_layout)
-                failure = failure or problem
-                rows = slice = Slice(hosts, within, source, target, op, layout, name, timeout_s)
-                target, waits = slice.result, True
-            else:
-                rows = Rows(hosts, within, source, op, name, timeout_s)
-            group, source, op = hosts.between, rows.sums, rows.op_between
-        comm = self.comm(group)
-        comm.place = 0 if rows is None else hosts.place
-        begin, find_scale = (self._begin, self._take_back), self._find_loss_scale(source, opens_step)
-        lock = self.state.lock
-        call = Reduction(
-            unit, comm, source, target, op, find_layout, find_scale, begin, lock, failure, waits, rows,
-            None if self.state.wrapper.is_elastic else self.state.loaded,
-        )  # fmt: skip
-        if rows is not None and self.runners.is_on_device(source):
-            call.add_up_now()
-        call.opens_step, call.schedule, call.number = opens_step, self.state.schedule, number
-        self._loss_scale = call.loss_scale
-        try:
-            runner.run(call, source, target)
-        except Exception as problem:
-            if slice is not None and call.is_agreed:
-                slice.spread(problem)
-            raise
-        if slice is not None:
-            slice.spread()
 
     def _agree(self, call: Reduction) -> None:
         """Makes all ranks agree on an exchange, after those with which other ranks have come instead."""
@@ -440,9 +369,8 @@ class Passes:
             return lambda: self._loss_scale
         return lambda: self.state.loss_scale if self.scaler is None else self.scaler.get_scale()
 
-    def _begin(self, call: Reduction, source: torch.Tensor | None) -> tuple[Exchanged, Layout, Record]:
-        """Begins an exchange. source: None where libtagc looks at it (task.py), and then before the
-        agreement, else after it."""
+    def _begin(self, call: Reduction) -> tuple[Exchanged, Layout, Record]:
+        """Begins an exchange. Unless ranks have agreed on it, that may be taken back."""
         if call.opens_step:
             self.state.begin_step(call.loss_scale)
         call.step = self.state.n_steps if call.number is None else call.number
@@ -452,17 +380,14 @@ class Passes:
             if self.state.wrapper.speaks:
                 self._unknown.warn(unit)
             unit, layout = self._unknown.dense(unit, call.n_elems, call.levels, call.is_all_reduce)
-        elif source is not None:
-            self.state.schedule.look(comm, layout, source, unit)
         n_bytes = call.n_bytes // call.levels.per_host  # that this rank exchanges
         n_bytes_dense = (1 + layout.all_reduce) * n_bytes * (comm.world_size - 1) // comm.world_size
-        name, per_host = unit.name, 1 if call.within is None else call.within.world_size
-        n_elems = call.n_elems * (1 if call.rows is None else per_host)
+        name, per_host = unit.name, call.levels.per_host
 
         def record(stats: PartStats, seconds: float, agree_s: float) -> None:
             times, gentle = (seconds, agree_s, n_control), self.state.options.has_levels
             self.recorder.add(
-                name, stats, n_bytes_dense, n_elems, comm, *times, gentle, per_host, call.n_within
+                name, stats, n_bytes_dense, call.n_elems, comm, *times, gentle, per_host, call.n_within
             )
 
         return unit, layout, record
