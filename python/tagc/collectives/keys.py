@@ -88,7 +88,7 @@ class Reduced:
         """Returns the layout of what the ranks of this rank's place exchange between hosts."""
         hosts, layout = self._hosts, self.layout
         if layout.all_reduce:
-            return layouts.part(layout, hosts.n_hosts, hosts.per_host, hosts.place)
+            return layouts.part(layout, hosts.per_host, hosts.place)
         n_ranks, rows = layout.world_size, hosts.rows if hosts.is_two_level else None
         return layouts.cut(layout.parameters, [0], layout.n_elems, n_ranks, rows)
 

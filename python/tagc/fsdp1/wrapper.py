@@ -137,7 +137,7 @@ class _Flat:
             whole = self.row_layout(row, hosts, with_frozen=True)
         else:
             whole = self.layout(self._n_elems, hosts, with_frozen=True)
-        return layouts.part(whole, hosts.n_hosts, hosts.per_host, hosts.place)
+        return layouts.part(whole, hosts.per_host, hosts.place)
 
     def _layout(
         self,

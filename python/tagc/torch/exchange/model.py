@@ -14,7 +14,7 @@ import torch
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange.comm import Comm
-from tagc.torch.exchange.layout import Layout, Parameter, Part, chunked_elems, first_dim
+from tagc.torch.exchange.layout import Layout, Parameter, chunked_elems, first_dim
 from tagc.torch.exchange.reducer import as_error
 
 ELEMENTS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -63,7 +63,7 @@ class SentPart(NamedTuple):
 
 
 # statistics of an exchange, part by part
-PartStats = Sequence[tuple[Part | SentPart, lib.ReducerStats]]
+PartStats = Sequence[tuple[SentPart, lib.ReducerStats]]
 
 
 class Follower(Protocol):
@@ -75,11 +75,6 @@ class Follower(Protocol):
         """Returns options that say how these parameters are sent; the class of each by name, as a model knows
         it; and what must live as long as the options."""
         ...
-
-    def fields(self, part: Part, dtype: torch.dtype) -> dict[str, Any]:
-        """Returns fields of tagc_reducer_options for a part of a layout with gradients of dtype."""
-        ...
-
 
 class Keeper(Protocol):
     """What gets what libtagc has seen of gradients: schedule.Schedule."""

@@ -155,7 +155,7 @@ class Module:
         same one and exchange the rest; None: no other rank does. hosts: as of shard_layout()."""
         if hosts.is_flat or self._n_shards == 1:
             return None
-        return layouts.part(self._shard(self.parameters, hosts), hosts.n_hosts, hosts.per_host, hosts.place)
+        return layouts.part(self._shard(self.parameters, hosts), hosts.per_host, hosts.place)
 
     def _layout(
         self,
