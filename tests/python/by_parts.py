@@ -94,6 +94,20 @@ def parts_of(layout):
     return [Part(kind, level, rows, n_ranks_of_row) for (kind, level, _), rows in sorted(rows_of.items())]
 
 
+def fields_of(settings, schedule, dtype):
+    """Returns fields(part) of a model's options: those of tagc_reducer_options. dtype: of gradients."""
+    from tagc.torch.schedule.options import of_direct
+
+    def fields(part):
+        if not settings.has_levels(part.kind):
+            return settings.reducer(part.kind, dtype)
+        plan = schedule.plan(part.weights)
+        block = {"block": plan.block} if plan.block else {}
+        return settings.stored() | of_direct(plan.values, plan.sparsity) | block
+
+    return fields
+
+
 class Exchange:
     """comm: over the ranks of one place. fields(part) -> options of its reducer. place: of the ranks in their
     hosts."""

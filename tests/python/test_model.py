@@ -85,20 +85,6 @@ def sent(comm):
     return {leg: n for leg, n in comm.bytes_sent().items() if leg != "control"}
 
 
-def fields_of(settings, schedule, dtype):
-    """Returns by_parts.Exchange's fields(part)."""
-    from tagc.torch.schedule.options import of_direct
-
-    def fields(part):
-        if not settings.has_levels(part.kind):
-            return settings.reducer(part.kind, dtype)
-        plan = schedule.plan(part.weights)
-        block = {"block": plan.block} if plan.block else {}
-        return settings.stored() | of_direct(plan.values, plan.sparsity) | block
-
-    return fields
-
-
 class New:
     """model.UnitModel with a schedule. held: as of a UnitModel."""
 
@@ -174,7 +160,7 @@ def compare(rank, world_size, seed):
 
     comm = Comm(dist.group.WORLD, 60)
     new = New(Levels(None, comm), parameters, lay_out, options, is_fresh, dtype, op, rests)
-    exchange = by_parts.Exchange(comm, fields_of(new.settings, new.schedule, dtype))
+    exchange = by_parts.Exchange(comm, by_parts.fields_of(new.settings, new.schedule, dtype))
     about = seed, options, dtype, op, is_shard, rests
     for step in range(1, n_steps + 1):
         layout = lay_out(new.parameters())
@@ -328,7 +314,7 @@ def compare_of_hosts(levels, rank, world_size, seed):
     n_owners = world_size if is_shard else hosts.per_host
     held = range(hosts.place, n_owners, hosts.per_host)
     new = New(Levels(within, between), parameters, lay_out, options, False, dtype, op, held=held)
-    old = OldOfHosts(hosts, group, between, fields_of(new.settings, new.schedule, dtype))
+    old = OldOfHosts(hosts, group, between, by_parts.fields_of(new.settings, new.schedule, dtype))
     about = seed, options, dtype, op, is_shard
     for step in range(1, 7):
         layout = lay_out(parameters)
