@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -92,8 +92,8 @@ class Collectives:
     all_reduce() sends back in 8 bits. Nothing is rounded if values is "fp32" or "bf16".
 
     All ranks make the same calls in the same order, from any thread. Many may be under way. Another order,
-    or a wrong argument on one rank, is an Error of that call on all ranks; for tensors on GPUs, of which a
-    host has several, by the time-out."""
+    or a wrong argument on one rank, is an Error of that call on all ranks. For tensors on GPUs it may come by
+    the time-out, and this object is of no use after it."""
 
     def __init__(
         self,
@@ -505,6 +505,10 @@ class Collectives:
                 begin = functools.partial(self._reduce, call, name, reduced)
         except Error as failure:  # the other ranks are about to run it
             self._passes.runners.wait()
+            if self._passes.runners.staging is not None:  # or run it, since they agree in the exchange itself
+                for level in keys.levels():
+                    self._passes.comm(level).abort(f"{what}(): {failure}")
+                raise
             keys.agree(self._passes.comm, f"{what}()", {}, failure)
             return
         if self._hosts.is_one or keys.is_new(call.key):  # torch's collectives compare nothing

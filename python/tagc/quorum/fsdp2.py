@@ -39,9 +39,7 @@ class _AllReduce:
                 reduce_output,
                 reduce_output,
                 dist.ReduceOp.SUM,
-                functools.partial(
-                    module.shard_layout, reduce_output.numel(), wrapper.hosts(wrapper.quorum)
-                ),
+                functools.partial(module.shard_layout, reduce_output.numel(), wrapper.hosts(wrapper.quorum)),
                 agrees=True,
             )
             wrapper.goes_on([parameter.name for parameter in module.parameters])

@@ -11,15 +11,7 @@ from tagc.torch.exchange.comm import Comm, Disagreement, Way, share
 from tagc.torch.exchange.gloo import Gloo, bytes_at
 from tagc.torch.exchange.hosts import Cluster, Hosts
 from tagc.torch.exchange.identity import identity
-from tagc.torch.exchange.interfaces import (
-    ALONE,
-    Exchanged,
-    Expected,
-    Kinds,
-    Place,
-    Wrapped,
-    place_of,
-)
+from tagc.torch.exchange.interfaces import ALONE, Exchanged, Expected, Kinds, Place, Wrapped, place_of
 from tagc.torch.exchange.internals import ALL as TESTED
 from tagc.torch.exchange.internals import (
     all_gather,
