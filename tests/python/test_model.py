@@ -230,25 +230,25 @@ def levels_of(rank, world_size, per_host):
 
 
 class OldOfHosts(Old):
-    """A sum within the host in Python (exchange/rows.py), and a Unit of what a place exchanges."""
+    """A sum within the host in Python (exchange/within.py), and a Unit of what a place exchanges."""
 
     def __init__(self, hosts, within, between, *others):
         super().__init__(between, *others)
         self._hosts, self._within = hosts, within
 
     def reduce(self, source, target, op, step, rests):
-        from tagc.torch.exchange.rows import Rows
-        from tagc.torch.exchange.slices import Slice
+        from tagc.torch.exchange import layout as layouts
+        from tagc.torch.exchange.within import HostSums
 
-        layout, about = self._lay_out(self.wrapper.parameters()), (self._hosts, self._within, source.clone())
-        if target.numel() < source.numel():
-            rows = Rows(*about, op, "unit", 60)
-            rows.add_up()
-            return super().reduce(rows.sums, target, rows.op_between, step, rests)
-        slices = Slice(*about, target, op, layout, "unit", 60)
-        slices.add_up()
-        found = super().reduce(slices.sums, slices.result, slices.op_between, step, rests)
-        slices.spread()
+        slices = None
+        if target.numel() == source.numel():
+            slices = layouts.bucket(self.wrapper.parameters(), 1).slices_of(self._hosts.per_host)
+        sums = HostSums(self._hosts, self._within, source.clone(), op, slices, "unit", 60)
+        sums.add_up()
+        output = target if slices is None else sums.sums
+        found = super().reduce(sums.sums, output, sums.op_between, step, rests)
+        if slices is not None:
+            sums.spread(target)
         return found
 
 
@@ -290,8 +290,10 @@ def compare_of_hosts(levels, rank, world_size, seed):
     def lay_out(parameters, n_rows=0):
         if is_shard:
             return layouts.chunked(parameters, world_size, n_rows)
-        if n_rows:
-            return layouts.sliced(parameters, hosts.n_hosts, hosts.per_host)
+        if n_rows:  # the slice of a place
+            sizes = [layouts.chunked_elems(p, hosts.per_host) // hosts.per_host for p in parameters]
+            parameters = [p._replace(shape=(size,), dim=0) for p, size in zip(parameters, sizes)]
+            return layouts.bucket(parameters, hosts.n_hosts)
         return layouts.bucket(parameters, world_size)
 
     about = parameters, lambda found: lay_out(found, hosts.n_hosts), options, False

@@ -188,9 +188,13 @@ class _State:
         group = flat.group if not self._sums_replicas or replicas is None else replicas
         n_elems, hosts = flat.n_padded(), self.handle.wrapper.hosts(group)
         if group is flat.group:
-            return Expected(self.unit, group, n_elems, flat.dtype(), lambda: flat.layout(n_elems, hosts))
+            return Expected(
+                self.unit, group, n_elems, flat.dtype(), lambda: flat.layout(n_elems, hosts, is_whole=True)
+            )
         row = n_elems // flat.group.size()
-        return Expected(self.unit, group, row, flat.dtype(), lambda: flat.row_layout(row, hosts))
+        return Expected(
+            self.unit, group, row, flat.dtype(), lambda: flat.row_layout(row, hosts, is_whole=True)
+        )
 
     def _exchange(
         self,

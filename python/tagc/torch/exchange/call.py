@@ -19,10 +19,10 @@ from tagc.torch.exchange.interfaces import Exchanged
 from tagc.torch.exchange.layout import Layout
 from tagc.torch.exchange.model import Levels, PartStats
 from tagc.torch.exchange.reducer import LocalFailure, Way
-from tagc.torch.exchange.rows import Rows
 from tagc.torch.exchange.staging import Staging
 from tagc.torch.exchange.task import Sampler, Task
 from tagc.torch.exchange.unit import Resting, Unit, check_tensors, scale_of
+from tagc.torch.exchange.within import HostSums
 
 FindLayout = Callable[[], "Layout | None"]  # of the gradient; None: its parameters are unknown
 # (outcome, seconds of the exchange, seconds of the agreement)
@@ -103,7 +103,7 @@ class Reduction(Call):
         lock: threading.RLock,
         failure: BaseException | None = None,
         waits: int = True,
-        rows: Rows | None = None,
+        rows: HostSums | None = None,
         loaded: int | None = None,
         within: Comm | None = None,
     ) -> None:
@@ -272,7 +272,7 @@ class Reduction(Call):
             self.failure = problem
 
     @staticmethod
-    def _add_up(rows: Rows) -> float:
+    def _add_up(rows: HostSums) -> float:
         begin = time.perf_counter()
         rows.add_up()
         return time.perf_counter() - begin

@@ -113,7 +113,7 @@ class Layout:
         self.is_cut = is_cut
         self.row = n_elems // n_rows
         self.all_reduce = n_rows == 1
-        self.slices: Slices | None = None  # of which this is one, where an all-reduce has two levels
+        self._slices: dict[int, Slices] = {}  # by their number
         self.gaps = _between([Run(0, piece.start, piece.length) for piece in pieces], n_elems)  # of its input
         self._pieces: list[list[Piece]] = [[] for _ in self.parameters]
         kinds: dict[tuple[str, int, tuple[str, ...]], list[list[Piece]]] = {}
@@ -141,6 +141,26 @@ class Layout:
     def pieces_of(self, parameter: int) -> list[Piece]:
         """Returns the pieces of the parameter with that index."""
         return self._pieces[parameter]
+
+    def extent_of(self, parameter: int) -> tuple[int, int]:
+        """Returns (first, elements) of what an input has of that parameter."""
+        own, pieces = self.parameters[parameter], self._pieces[parameter]
+        if not self.all_reduce:
+            return 0, own.numel
+        first = pieces[0].offset
+        return first, min(pieces[-1].offset + pieces[-1].length, own.numel) - first
+
+    def slices_of(self, n_slices: int) -> Slices:
+        """Returns those of an all-reduce's input, in which each parameter is one piece."""
+        if n_slices not in self._slices:
+            numbers = [i for i, pieces in enumerate(self._pieces) if pieces]
+            taken = []
+            for i in numbers:
+                own, (_, n) = self.parameters[i], self.extent_of(i)
+                taken.append(own if n == own.numel else own._replace(shape=(n,), dim=0))
+            starts = [self._pieces[i][0].start for i in numbers]
+            self._slices[n_slices] = Slices(taken, n_slices, starts, self.n_elems)
+        return self._slices[n_slices]
 
     def begins_of(self, parameter: int) -> list[int]:
         """Returns of how many elements of that parameter rows before each one are, and all of them:
@@ -287,32 +307,22 @@ def bucket(
 
 
 class Slices:
-    """Parameters that lie one after the other (or at `starts`) in an all-reduce, each cut into one slice per
-    rank of a host, so that all these ranks exchange as much of each parameter. Slices are those of
-    chunked_elems().
+    """Parameters at `starts` in an all-reduce, each cut into one slice per rank of a host, so that all these
+    ranks exchange as much of each parameter. Slices are those of chunked_elems().
 
         source | a.slice0 a.slice1 b.slice0 b.slice1 |
         rows   | a.slice0 b.slice0 | a.slice1 b.slice1 |     (n_slices, row), padded with zeros"""
 
     def __init__(
-        self,
-        parameters: Sequence[Parameter],
-        n_slices: int,
-        starts: Iterable[int] | None = None,
-        n_elems: int = 0,
+        self, parameters: Sequence[Parameter], n_slices: int, starts: Iterable[int], n_elems: int
     ) -> None:
-        self.n_slices = n_slices
+        """n_elems: of the source."""
         sizes = [chunked_elems(parameter, n_slices) // n_slices for parameter in parameters]
-        ends = [0, *itertools.accumulate(parameter.numel for parameter in parameters)]
-        self.row, self.n_elems = sum(sizes), ends[-1] if starts is None else n_elems
+        self.n_slices, self.row, self.n_elems = n_slices, sum(sizes), n_elems
+        begins = [0, *itertools.accumulate(sizes)]
         self._places = [  # (start in the source, elements there, start in a row, elements there)
             (start, parameter.numel, at, size)
-            for parameter, start, at, size in zip(
-                parameters, ends if starts is None else starts, [0, *itertools.accumulate(sizes)], sizes
-            )
-        ]
-        self.parameters = [
-            parameter._replace(shape=(size,), dim=0) for parameter, size in zip(parameters, sizes)
+            for parameter, start, at, size in zip(parameters, starts, begins, sizes)
         ]
 
     def pieces(self, own: int) -> list[Piece]:
@@ -348,13 +358,9 @@ class Slices:
                 yield flat[start + n - rest : start + n], rows[n_whole, at : at + rest]
 
 
-def sliced(parameters: Sequence[Parameter], n_hosts: int, n_slices: int) -> Layout:
-    """Returns the layout of one slice of bucket(), which `n_hosts` ranks exchange. Residuals are of slices,
-    with padding."""
-    slices = Slices(parameters, n_slices)
-    layout = bucket(slices.parameters, n_hosts)
-    layout.slices = slices
-    return layout
+def slices_of_one(n_elems: int, n_slices: int) -> Slices:
+    """Returns those of an all-reduce's input of which nothing else is known."""
+    return Slices([Parameter("", (n_elems,), "dense")], n_slices, [0], n_elems)
 
 
 def part(whole: Layout, n_hosts: int, n_slices: int, own: int) -> Layout:
@@ -369,9 +375,7 @@ def part(whole: Layout, n_hosts: int, n_slices: int, own: int) -> Layout:
         Piece(pieces[i].parameter, start, pieces[i].offset + offset, length)
         for i, start, offset, length in slices.pieces(own)
     ]
-    layout = Layout(whole.parameters, mine, slices.row, 1, n_hosts)
-    layout.slices = slices
-    return layout
+    return Layout(whole.parameters, mine, slices.row, 1, n_hosts)
 
 
 # ---- a parameter's own order and its wire order ----

@@ -157,8 +157,6 @@ class Module:
         if world_size > 1:
             sizes = [layouts.chunked_elems(p, world_size) // world_size for p in present]
             present = [p._replace(shape=(size,), dim=0) for p, size in zip(present, sizes)]
-        if hosts.is_two_level and world_size == 1 and not is_whole:
-            return layouts.sliced(present, n_hosts, per_host)
         whole = layouts.bucket(present, n_hosts * per_host)
         return whole if is_whole else layouts.part(whole, n_hosts, per_host, hosts.place)
 
@@ -215,7 +213,9 @@ class ReduceScatter(waits.FsdpComm):
         """Returns its next exchange."""
         module, hosts = self._module, self._handle.wrapper.hosts(group)
         n_elems = module.n_reduced()
-        return Expected(self._unit, group, n_elems, module.dtype(), lambda: module.layout(n_elems, hosts))
+        return Expected(
+            self._unit, group, n_elems, module.dtype(), lambda: module.layout(n_elems, hosts, is_whole=True)
+        )
 
     def __call__(
         self,
@@ -279,6 +279,8 @@ class AllReduce:
         """is_torchs: whether torch would sum over that group itself."""
         self._handle, self._unit, self._module, self._group = handle, unit, module, group
         self._hosts, self._is_torchs = handle.wrapper.hosts(group), is_torchs
+        # whether slices come together within hosts, in the stream that waits for the exchange
+        self._has_work_after = self._hosts.is_two_level
         self._held: torch.Tensor | None = None  # by set_requires_all_reduce(False), until the last micro-step
 
     def expected(self) -> Expected:
@@ -290,7 +292,7 @@ class AllReduce:
             self._group,
             n_elems,
             module.dtype(),
-            lambda: module.shard_layout(n_elems, self._hosts),
+            lambda: module.shard_layout(n_elems, self._hosts, is_whole=True),
         )
 
     def __call__(self, reduce_output: torch.Tensor) -> None:
@@ -302,7 +304,7 @@ class AllReduce:
             reduce_output.zero_()  # which torch adds to the gradient
             return
         runners = self._handle.passes.runners
-        is_behind = self._held is None and runners.is_on_device(reduce_output)
+        is_behind = self._held is None and runners.is_on_device(reduce_output) and not self._has_work_after
         if self._held is not None:
             reduce_output += self._held
             self._held = None
