@@ -888,11 +888,12 @@ static void refusals_body(member *m) {
     EXPECT(m, tagc_model_begin_on(own->model, 0, NULL, 0, NULL, 0, own->stream, 0) == TAGC_ERR_STATE);
     EXPECT(m, tagc_model_end(own->model, 0, NULL) == TAGC_OK);
     float value = 0;
-    uint64_t first, n;
+    uint64_t first, n, n_own;
     for (uint32_t i = 0; i < N_TENSORS; i += N_UNITS) { /* another place has that gradient */
+        EXPECT(m, tagc_model_owned(own->model, m->place, i, &first, &n_own) == TAGC_OK);
         EXPECT(m, tagc_model_owned(own->model, 1 - m->place, i, &first, &n) == TAGC_OK);
         tagc_piece piece = {i, first, 1, &value};
-        if (n == 0) continue;
+        if (n == 0 || n_own == 0) continue; /* both begin */
         EXPECT(m, tagc_model_begin_on(own->model, 0, &piece, 1, NULL, 0, own->stream, 0) == TAGC_OK);
         EXPECT(m, tagc_model_end(own->model, 0, NULL) == TAGC_ERR_ARGUMENT);
         EXPECT(m, strstr(tagc_last_error(), "are not all of place") != NULL);

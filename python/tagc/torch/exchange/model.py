@@ -337,9 +337,10 @@ class UnitModel:
         own = places if layout.all_reduce else _of_row(places, levels.rank, layout.row)
         if not layout.all_reduce and n_summed > 1:
             places = [
-                span._replace(address=span.address + host * layout.row)
-                for host in range(levels.between.world_size)
-                for span in _of_row(places, host * levels.per_host + levels.place, layout.row)
+                span._replace(address=host * layout.row + span.address % layout.row)
+                for span in places
+                for host, place in [divmod(span.address // layout.row, n_summed)]
+                if place == levels.place
             ]
         self._given, self._wanted = Spans(places, dtype.itemsize), Spans(own, dtype.itemsize)
         self._gaps = [] if is_sliced else _gaps(own, layout.row)  # (start, elements) of sums
