@@ -4,7 +4,6 @@ and that a model from random weights trains as it does dense."""
 import base64
 import copy
 import json
-import math
 import warnings
 
 import pytest

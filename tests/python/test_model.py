@@ -1,6 +1,6 @@
 """Exchanges as libtagc runs them by itself (exchange/model.py) against what tests put together from reducers
-(by_parts.py), on random parameters and options: sums, residuals and messages have the same bits, at all levels
-of the schedule."""
+(by_parts.py), on random parameters and options: sums, residuals and messages have the same bits, at all
+levels of the schedule."""
 
 import random
 

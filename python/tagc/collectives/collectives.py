@@ -527,7 +527,9 @@ class Collectives:
         source = call.source.clone() if is_taken and call.source is not call.target else call.source
         waits, number = (True, self._keys.n_calls) if name is None else (False, None)
         what = reduced.unit, self._group, source, call.target, call.op
-        self._passes.exchange(*what, lambda: reduced.layout, waits=waits, recurs=name is not None, number=number, agrees=True)
+        self._passes.exchange(
+            *what, lambda: reduced.layout, waits=waits, recurs=name is not None, number=number, agrees=True
+        )
 
     def _reduce(self, call: Call, name: str | None, reduced: Reduced) -> None:
         try:

@@ -69,9 +69,7 @@ class Saved(NamedTuple):
 class Reduced:
     """A key of reductions, or all tensors of one size that come without a key."""
 
-    def __init__(
-        self, parameter: layouts.Parameter, use: Use, hosts: Hosts, follower: Follower
-    ) -> None:
+    def __init__(self, parameter: layouts.Parameter, use: Use, hosts: Hosts, follower: Follower) -> None:
         self.use, self._hosts = use, hosts
         self._lay_out(parameter)
         # messages name the collective, so that ranks notice where they come with different ones

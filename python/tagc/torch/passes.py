@@ -4,7 +4,6 @@ whole model."""
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,8 +14,9 @@ import torch.distributed as dist
 
 from tagc._library import Error
 from tagc.torch.exchange import internals, waits
+from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.call import FindLayout, Record, Reduction
-from tagc.torch.exchange.comm import Comm, Disagreement
+from tagc.torch.exchange.comm import Comm, Disagreement, agree_in_turn
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import Exchanged, Expected
 from tagc.torch.exchange.layout import Layout
@@ -24,8 +24,10 @@ from tagc.torch.exchange.model import Levels, PartStats
 from tagc.torch.exchange.model_exchanges import Contents, ModelExchanges, Start
 from tagc.torch.exchange.reducer import LocalFailure
 from tagc.torch.exchange.runner import Runner, Runners, Staged
+from tagc.torch.exchange.staging import Staging
 from tagc.torch.exchange.unit import DTYPES, Unit, kind_of
 from tagc.torch.exchange.unknown import UnknownLayouts
+from tagc.torch.exchange.within import HostSums
 from tagc.torch.schedule.options import constants
 from tagc.torch.state import State
 from tagc.torch.statistics import Recorder, beside_dense
@@ -52,6 +54,7 @@ class Passes:
         self._gather_comms: dict[tuple[int, ...], Comm] = {}
         self._loss_scale = 1.0  # of the pass whose hooks run; state.loss_scale is that of residuals
         self._step_open = self._is_outside = False
+        self._last_summed: Staging | None = None  # where the last exchange over hosts of several ranks was
         self._units_of_step: set[str] = set()  # names
 
     def comm(self, group: Any) -> Comm:
@@ -117,39 +120,24 @@ class Passes:
 
     def _prepare(self, what: Expected, staged: Staged) -> None:
         """Prepares one exchange."""
-        hosts, n_elems = self.state.wrapper.hosts(what.group), what.n_elems
+        hosts = self.state.wrapper.hosts(what.group)
         if hosts.is_one:
             return
         layout, failure = _found(what.layout)
-        comms = [self.comm(group) for group in hosts.levels()]
-        comm = comms[-1]
-        if hosts.is_two_level:
-            is_sliced = layout is not None and layout.all_reduce
-            n_elems = layout.n_elems if layout is not None and is_sliced else n_elems // hosts.per_host
-            comm.place = hosts.place
+        within = self.comm(hosts.within) if hosts.is_two_level else None
+        levels = Levels(within, self.comm(hosts.between))
         name = f"memory for gradients of {what.unit.name}"
-        comm.agree(name, {"elements": n_elems, "dtype": what.dtype}, failure)
-        if layout is None or what.unit.rests:
+        agree_in_turn(levels, name, {"elements": what.n_elems, "dtype": what.dtype}, failure)
+        if layout is None:
             return
-        unit, op = what.unit.make_unit(), dist.ReduceOp.AVG
-        if hosts.is_flat:
-            kind, queue = kind_of(op, comm.world_size)[0], staged.staging.queue
-            model = unit.model_of(Levels(None, comm), layout, what.dtype, kind, what.unit.rests, queue)
-            try:
-                model.prepare(is_in_place=layout.all_reduce)
-            except Error as problem:
-                failure = problem
-            comm.agree(name, {}, failure)
-            return
-        way = staged.way(comm)
-        unit.prepare(way, layout, op, what.dtype)
+        kind, queue = kind_of(dist.ReduceOp.AVG, levels.between.world_size)[0], staged.staging.queue
+        unit = what.unit.make_unit()
+        model = unit.model_of(levels, layout, what.dtype, kind, what.unit.rests, queue)
         try:
-            sizes = n_elems, n_elems if layout.all_reduce else layout.row
-            what_for = f"gradients of {what.unit.name}"
-            unit.task(staged.staging, way, what_for, comms, op, what.dtype, sizes, self.state.schedule)
+            model.prepare(is_in_place=layout.all_reduce)
         except Error as problem:
             failure = problem
-        comm.agree(name, {}, failure)
+        agree_in_turn(levels, name, {}, failure)
 
     # ---- exchanges ----
 
@@ -173,10 +161,10 @@ class Passes:
         Failures that show later are raised by the next exchange or at the end of the backward pass.
 
         find_layout() -> the layout of `source`; None if some parameters are missing: then this exchange is
-        dense and residuals do not change. waits: whether the current stream waits for the result; or staging.FOR_INPUT. recurs: whether
-        this unit comes once in a step. number: from which rounding derives; None: the step's. agrees:
-        whether, in CPU memory, ranks agree before it by messages of its own, because they may come with
-        other calls."""
+        dense and residuals do not change. waits: whether the current stream waits for the result; or
+        staging.FOR_INPUT. recurs: whether this unit comes once in a step. number: from which rounding
+        derives; None: the step's. agrees: whether, in CPU memory, ranks agree before it by messages of its
+        own, because they may come with other calls."""
         self._check_open()
         hosts, what = self.state.wrapper.hosts(group), (unit, group, source, target, op)
         if self.is_torchs(group, source):
@@ -261,6 +249,10 @@ class Passes:
                 None if self.state.wrapper.is_elastic else self.state.loaded, opens_step, number, agrees,
             )  # fmt: skip
             self._loss_scale = call.loss_scale
+            if within is not None and staging is not self._last_summed:  # ends over a host have one order
+                self.model_exchanges.settle()
+                self.runners.wait()
+                self._last_summed = staging
             if within is not None and (comm.needs_python or within.needs_python):
                 host.wait_for_jobs()  # all messages have one order, and there an end sends some, too
             elif comm.needs_python:
@@ -279,7 +271,9 @@ class Passes:
             own = unit.make_unit()
             is_told = True
             start = Start(call, own, self._find(call, own), source, target, staging)
-            return self.model_exchanges.begin(start)
+            if staging is None or within is None:
+                return self.model_exchanges.begin(start)
+            return self._begin_summed(start, hosts)
         except Exception as problem:
             is_told = is_told and isinstance(problem, Error) and not isinstance(problem, LocalFailure)
             if not is_told:  # the others wait for this rank's messages
@@ -288,6 +282,38 @@ class Passes:
                         each.abort(f"{unit.name}: {problem}")
             self.give_up()
             raise
+
+    def _begin_summed(self, start: Start, hosts: Hosts) -> Callable[[], None]:
+        """Begins an exchange on a device of what the ranks of this host have added up, as begin()."""
+        call, layout, contents, target = start.call, None, start.contents, start.target
+        if contents is not None:
+            layout = contents.layout
+        elif start.own.model is not None:  # as those of the others
+            layout = start.own.model.layout
+        within = call.levels.within
+        assert within is not None  # or nobody adds up
+        slices = None
+        if call.is_all_reduce:
+            is_known = layout is not None and layout.n_elems == call.n_elems
+            slices = layout.slices_of(hosts.per_host) if layout is not None and is_known else None
+            slices = slices or layouts.slices_of_one(call.n_elems, hosts.per_host)
+        name, timeout_s = start.own.name, self.state.options.timeout_s
+        sums = HostSums(hosts, within, start.source, call.op, slices, name, timeout_s)
+        try:
+            sums.add_up()
+        except Exception as problem:
+            call.failure, contents = call.failure or problem, None
+        call.n_within = sums.n_bytes
+        target = target if slices is None else sums.sums
+        end = self.model_exchanges.begin(start._replace(contents=contents, source=sums.sums, target=target))
+        if slices is None:
+            return end
+        try:
+            sums.spread(start.target)
+        except BaseException:
+            self.model_exchanges.leave_on_device(end)
+            raise
+        return end
 
     def make_room(self, n_bytes: int, group: Any) -> None:
         """Ends the oldest exchanges, so that a gradient in CPU memory has room beside those that are under

@@ -201,6 +201,21 @@ class Comm:
             self._gloo = None
 
 
+def agree_in_turn(
+    comms: Sequence[Comm | None], what: str, numbers: Mapping[str, Any], failure: BaseException | None = None
+) -> None:
+    """Compares as Comm.agree() does, over one connection after the other, such as those of a host and of a
+    place: all their ranks raise the same Error. Collective."""
+    for comm in comms:
+        try:
+            if comm is not None:
+                comm.agree(what, numbers, failure)
+        except Exception as problem:  # those of the next one learn of it there
+            failure = problem
+    if failure is not None:
+        raise failure
+
+
 def compared(what: str, numbers: Mapping[str, Any]) -> tuple[list[int], str]:
     """Returns the numbers by which ranks compare what they come with, and that in words."""
     values = [

@@ -8,7 +8,7 @@ order of its elements in the rows."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -63,6 +63,7 @@ class Layout:
         self.is_cut = is_cut
         self.row = n_elems // n_rows
         self.all_reduce = n_rows == 1
+        self._slices: dict[int, Slices] = {}  # by their number
         self._pieces: list[list[Piece]] = [[] for _ in self.parameters]
         for piece in sorted(pieces, key=lambda piece: piece.start):
             self._pieces[piece.parameter].append(piece)
@@ -70,6 +71,26 @@ class Layout:
     def pieces_of(self, parameter: int) -> list[Piece]:
         """Returns the pieces of the parameter with that index."""
         return self._pieces[parameter]
+
+    def extent_of(self, parameter: int) -> tuple[int, int]:
+        """Returns (first, elements) of what an input has of that parameter."""
+        own, pieces = self.parameters[parameter], self._pieces[parameter]
+        if not self.all_reduce:
+            return 0, own.numel
+        first = pieces[0].offset
+        return first, min(pieces[-1].offset + pieces[-1].length, own.numel) - first
+
+    def slices_of(self, n_slices: int) -> Slices:
+        """Returns those of an all-reduce's input, in which each parameter is one piece."""
+        if n_slices not in self._slices:
+            numbers = [i for i, pieces in enumerate(self._pieces) if pieces]
+            taken = []
+            for i in numbers:
+                own, (_, n) = self.parameters[i], self.extent_of(i)
+                taken.append(own if n == own.numel else own._replace(shape=(n,), dim=0))
+            starts = [self._pieces[i][0].start for i in numbers]
+            self._slices[n_slices] = Slices(taken, n_slices, starts, self.n_elems)
+        return self._slices[n_slices]
 
     def begins_of(self, parameter: int) -> list[int]:
         """Returns of how many elements of that parameter rows before each one are, and all of them:
@@ -154,6 +175,63 @@ def bucket(
         n_elems = at
     pieces = [Piece(i, start, 0, p.numel) for i, (p, start) in enumerate(zip(parameters, starts)) if p.numel]
     return Layout(parameters, pieces, n_elems, 1, world_size)
+
+
+class Slices:
+    """Parameters at `starts` in an all-reduce, each cut into one slice per rank of a host, so that all these
+    ranks exchange as much of each parameter. Slices are those of chunked_elems().
+
+        source | a.slice0 a.slice1 b.slice0 b.slice1 |
+        rows   | a.slice0 b.slice0 | a.slice1 b.slice1 |     (n_slices, row), padded with zeros"""
+
+    def __init__(
+        self, parameters: Sequence[Parameter], n_slices: int, starts: Iterable[int], n_elems: int
+    ) -> None:
+        """n_elems: of the source."""
+        sizes = [chunked_elems(parameter, n_slices) // n_slices for parameter in parameters]
+        self.n_slices, self.row, self.n_elems = n_slices, sum(sizes), n_elems
+        begins = [0, *itertools.accumulate(sizes)]
+        self._places = [  # (start in the source, elements there, start in a row, elements there)
+            (start, parameter.numel, at, size)
+            for parameter, start, at, size in zip(parameters, starts, begins, sizes)
+        ]
+
+    def pieces(self, own: int) -> list[Piece]:
+        """Returns the pieces of the row with that number."""
+        found = []
+        for i, (_, n, at, size) in enumerate(self._places):
+            if (length := min(size, n - own * size)) > 0:
+                found.append(Piece(i, at, own * size, length))
+        return found
+
+    def cut(self, source: torch.Tensor) -> torch.Tensor:
+        """Returns the rows, (n_slices, row), of a source (n_elems,)."""
+        rows = source.new_zeros(self.n_slices, self.row)
+        for mine, row in self._pairs(source, rows):
+            row.copy_(mine)
+        return rows
+
+    def join(self, rows: torch.Tensor, target: torch.Tensor) -> None:
+        """Copies rows to where they were cut from, and zeros between."""
+        if sum(n for _, n, _, _ in self._places) < self.n_elems:
+            target.zero_()
+        for mine, row in self._pairs(target, rows):
+            mine.copy_(row)
+
+    def _pairs(self, flat: torch.Tensor, rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yields (elements of a parameter, the same of rows): its whole slices, then the one that is not."""
+        for start, n, at, size in self._places:
+            n_whole = n // size if size else 0
+            if n_whole:
+                whole = flat[start : start + n_whole * size]
+                yield whole.view(n_whole, size), rows[:n_whole, at : at + size]
+            if rest := n - n_whole * size:
+                yield flat[start + n - rest : start + n], rows[n_whole, at : at + rest]
+
+
+def slices_of_one(n_elems: int, n_slices: int) -> Slices:
+    """Returns those of an all-reduce's input of which nothing else is known."""
+    return Slices([Parameter("", (n_elems,), "dense")], n_slices, [0], n_elems)
 
 
 def part(whole: Layout, n_slices: int, own: int) -> Layout:

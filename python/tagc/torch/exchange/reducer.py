@@ -121,8 +121,8 @@ class Gatherer:
         kernels: Kernels | None = None,
         seed: int | None = None,
     ) -> None:
-        """kernels: of the device where the tensors are, for deltas; None: CPU memory. seed: of whole int8 that is rounded at random; None: to the
-        nearest."""
+        """kernels: of the device where the tensors are, for deltas; None: CPU memory. seed: of whole int8
+        that is rounded at random; None: to the nearest."""
         fields = lib.initialised(lib.GathererOptions, "tagc_gatherer_options_init")
         format, fields.delta, fields.lossless = lib.GATHERS[wire]
         fields.n_elems, fields.format, fields.tag = n_elems, lib.FORMATS[format], tag

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from tagc._library import Error
 from tagc.torch.exchange import endings, streams
 from tagc.torch.exchange.staging import Kernels, Staging
 
@@ -206,10 +205,16 @@ class Runners:
     def is_on_device(self, tensor: torch.Tensor) -> bool:
         return self.staging is not None and tensor.device == self.staging.streams.device
 
-    def future(self, result: torch.Tensor) -> Future:
-        """Returns a future of a result that is on its way, on a device."""
+    def future(self, result: torch.Tensor, stream: int | None = None) -> Future:
+        """Returns a future of a result that is on its way, on a device. stream: in which it comes, by its
+        handle; None: that which copies results back."""
         assert self.staging is not None
-        return self.staging.streams.future(result, self.staging.stream)
+        return self.staging.streams.future(result, self.staging.stream if stream is None else stream)
+
+    def aside(self) -> contextlib.AbstractContextManager[int]:
+        """Returns a context in which another stream is the current one. There is a device."""
+        assert self.staging is not None
+        return self.staging.streams.aside()
 
     def follow(self, result: torch.Tensor) -> None:
         """Makes the current stream wait for a result that is on its way (staging.FOR_INPUT)."""

@@ -288,10 +288,16 @@ class State:
                 return _done(_spoilt(source))
             op = _wrapper_of(handle).op
             find_layout = functools.partial(_fitting, bucket.layout, source)
-            end = passes.begin(bucket, group, source, source, op, find_layout, staging.FOR_NOTHING)
-            if passes.runners.is_on_device(source):
+            arrays, runners = (source, source), passes.runners
+            if runners.is_on_device(source) and _wrapper_of(handle).own_hosts().is_two_level:
+                with runners.aside() as stream:  # after the exchange the host's ranks have work of their own
+                    end = passes.begin(bucket, group, *arrays, op, find_layout, staging.FOR_RESULT)
                 passes.model_exchanges.leave_on_device(end)
-                return passes.runners.future(source)
+                return runners.future(source, stream)
+            end = passes.begin(bucket, group, *arrays, op, find_layout, staging.FOR_NOTHING)
+            if runners.is_on_device(source):
+                passes.model_exchanges.leave_on_device(end)
+                return runners.future(source)
         except BaseException as failure:
             backward.is_given_up, backward.failure = True, backward.failure or failure
             return _done(_spoilt(source))
@@ -321,8 +327,7 @@ class State:
         parameters = [_wrapper_of(handle).parameter(tensor) for tensor in tensors]
         key = tuple(parameter.name for parameter in parameters)
         if key not in self._layouts:
-            hosts = _wrapper_of(handle).own_hosts()
-            self._layouts[key] = layouts.bucket(parameters, hosts.n_hosts * hosts.per_host)
+            self._layouts[key] = layouts.bucket(parameters, _wrapper_of(handle).groups()[0].size())
         # DDP drops the result for a parameter that no rank has used. Its gradient is zero, so its residual
         # must not be sent.
         rests = _wrapper_of(handle).finds_unused
@@ -344,7 +349,9 @@ def _exchange(handle: Compressed, bucket: _Bucket, source: torch.Tensor, result:
 
 def _fitting(layout: layouts.Layout, source: torch.Tensor) -> layouts.Layout:
     if layout.n_elems != source.numel():
-        raise Error("unsupported", f"the bucket has {source.numel()} elements, its parameters {layout.n_elems}")
+        raise Error(
+            "unsupported", f"the bucket has {source.numel()} elements, its parameters {layout.n_elems}"
+        )
     return layout
 
 

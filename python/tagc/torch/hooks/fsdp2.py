@@ -264,6 +264,8 @@ class AllReduce:
         """is_torchs: whether torch would sum over that group itself."""
         self._handle, self._unit, self._module, self._group = handle, unit, module, group
         self._hosts, self._is_torchs = handle.wrapper.hosts(group), is_torchs
+        # whether slices come together within hosts, in the stream that waits for the exchange
+        self._has_work_after = self._hosts.is_two_level
         self._held: torch.Tensor | None = None  # by set_requires_all_reduce(False), until the last micro-step
 
     def expected(self) -> Expected:
@@ -287,7 +289,7 @@ class AllReduce:
             reduce_output.zero_()  # which torch adds to the gradient
             return
         runners = self._handle.passes.runners
-        is_behind = self._held is None and runners.is_on_device(reduce_output)
+        is_behind = self._held is None and runners.is_on_device(reduce_output) and not self._has_work_after
         if self._held is not None:
             reduce_output += self._held
             self._held = None
