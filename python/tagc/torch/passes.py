@@ -271,7 +271,7 @@ class Passes:
             own = unit.make_unit()
             is_told = True
             start = Start(call, own, self._find(call, own), source, target, staging)
-            if staging is None or within is None:
+            if staging is None or within is None or not call.n_elems:
                 return self.model_exchanges.begin(start)
             return self._begin_summed(start, hosts)
         except Exception as problem:

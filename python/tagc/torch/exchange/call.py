@@ -12,7 +12,7 @@ import torch
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch.exchange.comm import Comm, compared
+from tagc.torch.exchange.comm import Comm, agree_in_turn, compared
 from tagc.torch.exchange.interfaces import Exchanged
 from tagc.torch.exchange.layout import Layout
 from tagc.torch.exchange.model import Levels, PartStats
@@ -103,13 +103,8 @@ class Reduction:
         """Makes all ranks agree on it, or raise the same Error, also of one that has failed. Collective: over
         the ranks of the host, of which one may have failed, and then over those of this place in all
         hosts."""
-        begin, failure = time.perf_counter(), self.failure
-        if self.levels.within is not None:
-            try:
-                self.levels.within.agree(self.what, self._numbers, failure)
-            except Exception as problem:  # the other hosts learn of it below
-                failure = failure or problem
-        self.comm.agree(self.what, self._numbers, failure)
+        begin = time.perf_counter()
+        agree_in_turn(self.levels, self.what, self._numbers, self.failure)
         self.is_agreed, self.agree_s = True, time.perf_counter() - begin
 
 
