@@ -17,7 +17,7 @@ import torch
 from tagc._library import LOST, Error
 from tagc.torch.exchange.call import Record, Reduction
 from tagc.torch.exchange.layout import Layout
-from tagc.torch.exchange.model import Keeper, Stream, UnitModel
+from tagc.torch.exchange.model import Keeper, PartStats, Stream, UnitModel
 from tagc.torch.exchange.reducer import LocalFailure
 from tagc.torch.exchange.staging import Staging, spoil
 from tagc.torch.exchange.unit import Unit, kind_of
@@ -101,7 +101,8 @@ class ModelExchanges:
             try:
                 if failure is not None:
                     raise failure
-                stats, seconds, call = [], 0.0, start.call
+                call, seconds = start.call, 0.0
+                stats: PartStats = []
                 if model is not None:
                     stats, seconds = model.end(self._schedule), model.model.seconds
                     call.n_within += model.model.n_bytes_within
