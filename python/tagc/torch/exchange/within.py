@@ -48,7 +48,9 @@ class HostSums:
         self._collectives = hosts.collectives(comm, source.device, what, timeout_s)
         whole = source if slices is None else slices.cut(source)
         # until it is added up: an exchange under way would keep it
-        self._whole: torch.Tensor | None = whole.view(hosts.n_hosts if slices is None else 1, self._per_host, -1)
+        self._whole: torch.Tensor | None = whole.view(
+            hosts.n_hosts if slices is None else 1, self._per_host, -1
+        )
         self.sums = source.new_empty(whole.numel() // self._per_host)
 
     @property

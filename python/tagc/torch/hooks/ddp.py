@@ -368,7 +368,9 @@ def _exchange(handle: Compressed, bucket: _Bucket, source: torch.Tensor, result:
 
 def _fitting(layout: layouts.Layout, source: torch.Tensor) -> layouts.Layout:
     if layout.n_elems != source.numel():
-        raise Error("unsupported", f"the bucket has {source.numel()} elements, its parameters {layout.n_elems}")
+        raise Error(
+            "unsupported", f"the bucket has {source.numel()} elements, its parameters {layout.n_elems}"
+        )
     return layout
 
 
