@@ -201,10 +201,11 @@ static tagc_status agree_over(tagc_comm *comm, tagc_status status, int is_own, u
     int failed = agreed == TAGC_OK ? find_failed(all, n) : -1;
     int other = agreed == TAGC_OK && !*is_cut_off ? find_other(all, n) : 0;
     if (other > 0)
-        agreed = tagc_fail(TAGC_ERR_MISMATCH,
-                           "rank %d comes with another exchange than rank %d: all ranks begin the same units, "
-                           "in the same order",
-                           tagc_comm_name(comm, other), tagc_comm_name(comm, 0));
+        agreed =
+            tagc_fail(TAGC_ERR_MISMATCH,
+                      "rank %d comes with another exchange than rank %d: all ranks begin the same units, "
+                      "in the same order",
+                      tagc_comm_name(comm, other), tagc_comm_name(comm, 0));
     else if (failed >= 0)
         agreed = tell(comm, failed, all, text);
     tagc_memory_destroy(memory);

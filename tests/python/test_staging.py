@@ -724,8 +724,8 @@ def between_hosts(rank, world_size):
 
 
 def on_hosts(rank, world_size):
-    """Two hosts of two ranks: with either codec the bits of CPU memory, and their bytes. Where parameters rest,
-    those of both codecs: on a device it counts whether the host's sum is zero."""
+    """Two hosts of two ranks: with either codec the bits of CPU memory, and their bytes. Where parameters
+    rest, those of both codecs: on a device it counts whether the host's sum is zero."""
     every = {"sparsity": 0.9, "layers": "all"}
     cases = [
         ("fsdp2", every, {}, {}),

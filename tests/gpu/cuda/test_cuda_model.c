@@ -920,14 +920,10 @@ static void test_refusals(void **state) {
 /* <program> [pattern of tests] */
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bits),
-        cmocka_unit_test(test_overlap),
-        cmocka_unit_test(test_two_levels),
-        cmocka_unit_test(test_rests),
-        cmocka_unit_test(test_schedule),
-        cmocka_unit_test(test_events),
-        cmocka_unit_test(test_failing_calls),
-        cmocka_unit_test(test_calls_that_wait),
+        cmocka_unit_test(test_bits),          cmocka_unit_test(test_overlap),
+        cmocka_unit_test(test_two_levels),    cmocka_unit_test(test_rests),
+        cmocka_unit_test(test_schedule),      cmocka_unit_test(test_events),
+        cmocka_unit_test(test_failing_calls), cmocka_unit_test(test_calls_that_wait),
         cmocka_unit_test(test_refusals),
     };
     if (argc == 2) cmocka_set_test_filter(argv[1]);
