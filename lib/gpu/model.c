@@ -159,8 +159,9 @@ static tagc_status residual_square(tagc_model_part *part, double *square) {
 
 /* Puts the squares of a piece there. */
 static tagc_status put_squares(const tagc_model *model, tagc_kernels *k, const tagc_piece *piece, int at) {
-    const tagc_squared of = {
-        .gradient = piece->values, .n_gradient = piece->n_elems, .gradient_element = model->options.gradient};
+    const tagc_squared of = {.gradient = piece->values,
+                             .n_gradient = piece->n_elems,
+                             .gradient_element = model->options.formats.gradient};
     return tagc_kernels_check(
         k, k->maker->runs->squares(&of, (double *)k->work + (size_t)at * 2 * TAGC_N_SQUARES, k->stream));
 }
