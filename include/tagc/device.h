@@ -261,7 +261,7 @@ TAGC_API tagc_status tagc_model_prepare_on(tagc_model *model, uint32_t unit, con
  * tagc_job_enqueue, where it says how long arrays must stay. The lists need not stay.
  *
  * Returns at once, unless 1024 exchanges are in progress, or pieces have not the distances that they had before: then it waits for all
- * exchanges. Failures are told by _end, which waits for the exchange and not for the device. If it fails, sums become NaN, but for those
+ * exchanges. With kernels and options.rests it waits for them, too, and for the work of `stream`. Failures are told by _end, which waits for the exchange and not for the device. If it fails, sums become NaN, but for those
  * of wrong arguments. */
 TAGC_API tagc_status tagc_model_begin_on(tagc_model *model, uint32_t unit, const tagc_piece *gradients,
                                          size_t n_gradients, const tagc_piece *sums, size_t n_sums,

@@ -19,6 +19,7 @@
 #include <string.h>
 
 enum { SQUARES_BYTES = 2 * TAGC_N_SQUARES * sizeof(double) }; /* of a residual and a gradient */
+enum { MOST_SQUARES = 16 };                                   /* that find_zeros looks at together */
 
 /* Bytes between the device and a buffer of the queue. */
 typedef struct piece_copy {
@@ -70,8 +71,9 @@ static tagc_status open_unit(void *queue, tagc_model_unit *unit) {
     *m = (tagc_model_place){.queue = queue, .unit = unit};
     m->squares = (double *)(void *)((char *)memory + squares_at);
     if (!has_kernels(queue)) return TAGC_OK;
-    TAGC_TRY(tagc_kernels_enter(m->queue->kernels)); /* for residual_square: a step allocates nothing */
-    tagc_status status = tagc_kernels_reserve(m->queue->kernels, SQUARES_BYTES, SQUARES_BYTES);
+    TAGC_TRY(tagc_kernels_enter(m->queue->kernels)); /* for what follows: a step allocates nothing */
+    size_t n_bytes = (unit->model->options.rests ? MOST_SQUARES : 1) * (size_t)SQUARES_BYTES;
+    tagc_status status = tagc_kernels_reserve(m->queue->kernels, n_bytes, n_bytes);
     tagc_kernels_leave(m->queue->kernels);
     return status == TAGC_OK ? tagc_store_create(queue, &m->store) : status;
 }
@@ -151,6 +153,44 @@ static tagc_status residual_square(tagc_model_part *part, double *square) {
         status = tagc_kernels_copy(k, k->pinned, k->work, SQUARES_BYTES, TAGC_COPY_TO_HOST);
     if (status == TAGC_OK) status = tagc_kernels_wait(k);
     if (status == TAGC_OK) *square = tagc_squares_sum((const double *)(const void *)k->pinned);
+    tagc_kernels_leave(k);
+    return status;
+}
+
+/* Puts the squares of a piece there. */
+static tagc_status put_squares(const tagc_model *model, tagc_kernels *k, const tagc_piece *piece, int at) {
+    const tagc_squared of = {.gradient = piece->values,
+                             .n_gradient = piece->n_elems,
+                             .gradient_element = model->options.formats.gradient};
+    return tagc_kernels_check(
+        k, k->maker->runs->squares(&of, (double *)k->work + (size_t)at * 2 * TAGC_N_SQUARES, k->stream));
+}
+
+/* In double, the square of no float is zero but that of zero. */
+static tagc_status look_at(tagc_model *model, tagc_kernels *k, const tagc_piece *pieces, int n) {
+    tagc_status status = TAGC_OK;
+    for (int i = 0; i < n && status == TAGC_OK; i++) status = put_squares(model, k, &pieces[i], i);
+    if (status == TAGC_OK)
+        status = tagc_kernels_copy(k, k->pinned, k->work, (size_t)n * SQUARES_BYTES, TAGC_COPY_TO_HOST);
+    TAGC_TRY(status == TAGC_OK ? tagc_kernels_wait(k) : status);
+    const double *squares = (const double *)(const void *)k->pinned;
+    for (int i = 0; i < n; i++, squares += (size_t)2 * TAGC_N_SQUARES)
+        if (!(tagc_squares_sum(squares + TAGC_N_SQUARES) == 0)) model->tensors[pieces[i].tensor].is_zero = 0;
+    return TAGC_OK;
+}
+
+static tagc_status find_zeros(tagc_model_unit *unit, void *stream) {
+    tagc_model *model = unit->model;
+    const tagc_queue *queue = place_of(unit)->queue;
+    tagc_kernels *k = queue->kernels;
+    for (uint32_t i = 0; i < unit->n_members; i++) model->tensors[unit->members[i]].is_zero = 1;
+    TAGC_TRY(tagc_kernels_enter(k));
+    tagc_status status = tagc_device_check(queue->device, runtime_of(queue)->StreamSynchronize(stream),
+                                           "waiting for the gradients");
+    for (size_t at = 0, n; at < unit->n_gradients && status == TAGC_OK; at += n) {
+        n = unit->n_gradients - at < MOST_SQUARES ? unit->n_gradients - at : MOST_SQUARES;
+        status = look_at(model, k, unit->gradients + at, (int)n);
+    }
     tagc_kernels_leave(k);
     return status;
 }
@@ -668,6 +708,7 @@ static const tagc_model_device device = {.has_kernels = has_kernels,
                                          .let_go = let_go,
                                          .take_up = take_up,
                                          .residual_square = residual_square,
+                                         .find_zeros = find_zeros,
                                          .begin = begin,
                                          .is_over = is_over,
                                          .wait = wait,

@@ -38,6 +38,7 @@ typedef struct trial {
     int n_hosts, n_places, n_steps;
     int output, op, gradient, sum, residual, cut, gentle, result_format, dense_only;
     int summed;    /* the caller adds up within hosts */
+    int rests;     /* some tensors have no gradient in a step */
     side sides[4]; /* of rank r: r modulo 4 */
     int in_place;  /* sums lie in the gradients */
     int moves;     /* pieces lie otherwise in each step */
@@ -162,6 +163,7 @@ static float given_gradient(const one_rank *own, uint32_t tensor, uint64_t i, in
     int is_odd = step == t->event_at && tensor % N_UNITS == 1;
     if (is_odd && t->event == NOT_FINITE && m->rank == 0 && i == 0) return INFINITY;
     if (is_odd && t->event == OVERFLOWS && i % 3 == 0) return 3e38f;
+    if (t->rests && (tensor / N_UNITS + (uint32_t)(step + m->rank)) % 3 == 0) return 0;
     if (!t->summed) return gradient_of(t, m->rank, tensor, i, step);
     float sum = 0;
     for (int place = 0; place < m->w->n_places; place++)
@@ -340,6 +342,7 @@ static void open_rank(one_rank *own) {
     o.formats.residual = t->residual;
     o.layout.cut = t->cut;
     o.hosts.summed = t->summed;
+    o.rests = t->rests;
     o.formats.result = t->result_format;
     make_shapes(t, &own->s);
     if (own->side != NO_DEVICE) open_device(own);
@@ -513,6 +516,8 @@ static void ask(one_rank *own) {
     EXPECT(m, tagc_model_ask(own->model, 1, 7) == TAGC_OK);
     tagc_status status = tagc_model_ask(own->model, 1, 7 + (uint64_t)(m->host == 1));
     EXPECT(m, status == (is_alone ? TAGC_OK : TAGC_ERR_MISMATCH));
+    if (!own->t->summed) return;
+    EXPECT(m, tagc_model_ask(own->model, 1, 7 + (uint64_t)m->place) == TAGC_ERR_MISMATCH);
 }
 
 static void keep_residuals(one_rank *own) {
@@ -739,6 +744,24 @@ TEST(test_two_levels) {
     }
 }
 
+/* What is not sent of a tensor without a gradient stays; the device finds out which ones these are. */
+TEST(test_rests) {
+    for (uint64_t seed = 80; seed < REPEATS(86, 83, 82); seed++) {
+        trial t = make_trial(seed);
+        t.n_hosts = 2;
+        t.n_places = 1 + (int)seed % 2;
+        t.summed = t.n_places > 1;
+        t.output = t.summed ? TAGC_OUTPUT_HOST_SHARD : TAGC_OUTPUT_UNIT;
+        t.result_format = -1;
+        t.cut = TAGC_CUT_ROWS;
+        t.rests = 1;
+        t.dense_only = 0;
+        t.n_steps = 6;
+        if (seed % 3 == 0) t.sides[1] = NO_KERNELS, t.sides[2] = NO_DEVICE;
+        run(&t);
+    }
+}
+
 /* Levels change, parts split and join, and the state is saved and loaded meanwhile. */
 TEST(test_schedule) {
     uint32_t most_parts = 0;
@@ -762,9 +785,15 @@ TEST(test_schedule) {
 
 TEST(test_events) {
     for (int i = SAYS_FAILED; i <= OVERFLOWS; i++)
-        for (uint64_t seed = 40; seed < 42; seed++) {
+        for (uint64_t seed = 40; seed < 43; seed++) {
             trial t = make_trial(seed + 2 * (uint64_t)i);
             t.n_hosts = 2 + (int)seed % 2;
+            if (seed == 42) { /* ranks of another place learn of it, too */
+                t.n_places = 2;
+                t.summed = 1;
+                t.output = i % 2 ? TAGC_OUTPUT_HOST_SHARD : TAGC_OUTPUT_SHARD;
+                t.result_format = -1;
+            }
             t.event = (incident)i;
             t.event_at = 1;
             if (i == OTHER_ORDER) t.n_steps = 2;
@@ -837,9 +866,6 @@ static void refusals_body(member *m) {
     o.layout.output = TAGC_OUTPUT_UNIT;
     expect_refused(own, &o, "summed with output UNIT");
     o.layout.output = TAGC_OUTPUT_SHARD;
-    o.rests = 1;
-    expect_refused(own, &o, "rests needs a queue without kernels");
-    o.rests = 0;
     o.layout.cut = TAGC_CUT_FLAT_ARRAYS;
     expect_refused(own, &o, "FLAT_ARRAYS");
     o.layout.cut = TAGC_CUT_ROWS;
@@ -854,11 +880,12 @@ static void refusals_body(member *m) {
     EXPECT(m, tagc_model_begin_on(own->model, 0, NULL, 0, NULL, 0, own->stream, 0) == TAGC_ERR_STATE);
     EXPECT(m, tagc_model_end(own->model, 0, NULL) == TAGC_OK);
     float value = 0;
-    uint64_t first, n;
+    uint64_t first, n, n_own;
     for (uint32_t i = 0; i < N_TENSORS; i += N_UNITS) { /* another place has that gradient */
+        EXPECT(m, tagc_model_owned(own->model, m->place, i, &first, &n_own) == TAGC_OK);
         EXPECT(m, tagc_model_owned(own->model, 1 - m->place, i, &first, &n) == TAGC_OK);
         tagc_piece piece = {i, first, 1, &value};
-        if (n == 0) continue;
+        if (n == 0 || n_own == 0) continue; /* both begin */
         EXPECT(m, tagc_model_begin_on(own->model, 0, &piece, 1, NULL, 0, own->stream, 0) == TAGC_OK);
         EXPECT(m, tagc_model_end(own->model, 0, NULL) == TAGC_ERR_ARGUMENT);
         EXPECT(m, strstr(tagc_last_error(), "are not all of place") != NULL);
