@@ -108,7 +108,8 @@ typedef struct tagc_model_options {
     int gradient, sum;
     /* tagc_format of the class DENSE, FP32 (default) or BF16. Sums are made in fp32. */
     int dense_format;
-    /* tagc_format in which residuals are stored: FP32, INT8 or INT4. Default -1: INT8. */
+    /* tagc_format in which residuals are stored: FP32, INT8 or INT4; or TAGC_RESIDUAL_NONE, as in tagc_reducer_options. Default -1:
+     * INT8. */
     int residual;
     /* Matrices of fewer elements are DENSE by name. Default TAGC_CLASS_MIN_ELEMS. */
     uint64_t min_elems;

@@ -54,9 +54,10 @@ static tagc_status check_options(const tagc_model_options *o, int n_places) {
             "summed with output UNIT: take HOST_SHARD, and send the host's ranks what each gets");
     if (o->summed && o->cut == TAGC_CUT_FLAT_ARRAYS)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "summed with cut FLAT_ARRAYS, which are whole: take FLAT");
-    if (o->residual != -1 && o->residual != TAGC_FORMAT_FP32 && o->residual != TAGC_FORMAT_INT8 &&
-        o->residual != TAGC_FORMAT_INT4)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "residual is %d, must be -1, FP32, INT8 or INT4", o->residual);
+    if (o->residual != -1 && o->residual != TAGC_RESIDUAL_NONE && o->residual != TAGC_FORMAT_FP32 &&
+        o->residual != TAGC_FORMAT_INT8 && o->residual != TAGC_FORMAT_INT4)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "residual is %d, must be -1, NONE, FP32, INT8 or INT4",
+                         o->residual);
     TAGC_TRY(check_choice("within_format", o->within_format, -1, TAGC_FORMAT_BF16));
     TAGC_TRY(check_choice("cut", o->cut, TAGC_CUT_ROWS, TAGC_CUT_RANGES));
     if (o->cut == TAGC_CUT_FLAT_ARRAYS && (o->gradient != TAGC_ELEMENT_FP32 || o->sum != TAGC_ELEMENT_FP32))

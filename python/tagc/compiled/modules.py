@@ -10,6 +10,7 @@ theirs. The last gradient begins the exchange of them all."""
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -241,9 +242,9 @@ class Module:
 
         def exchange() -> torch.Tensor:
             target = source.new_empty(source.numel() // self.n_ranks)
-            own.handle.passes.exchange(
-                self._unit, self.group, source, target, op, lambda: self._layout(have), recurs=False
-            )
+            find_layout = functools.partial(self._layout, have)
+            what = self._unit, self.group, source, target, op, find_layout
+            own.handle.passes.exchange(*what, recurs=False, agrees=True)
             return target.to(dtype)
 
         if self._lasts(source.dtype):
@@ -267,8 +268,7 @@ class Module:
 
     def _layout(self, have: tuple[Sharded, ...]) -> layouts.Layout:
         if have not in self._layouts:
-            n_rows = 0 if self._hosts.is_flat else len(self._hosts.rows)
-            self._layouts[have] = layouts.chunked([each.parameter for each in have], self.n_ranks, n_rows)
+            self._layouts[have] = layouts.chunked([each.parameter for each in have], self.n_ranks)
         return self._layouts[have]
 
     def end(self) -> None:

@@ -131,9 +131,8 @@ class Passes:
         if layout is None:
             return
         kind, queue = kind_of(dist.ReduceOp.AVG, levels.between.world_size)[0], staged.staging.queue
-        model = what.unit.make_unit().open_model(
-            levels, layout, what.dtype, kind, self.state.schedule, what.unit.rests, queue
-        )
+        unit = what.unit.make_unit()
+        model = unit.model_of(levels, layout, what.dtype, kind, what.unit.rests, queue)
         try:
             model.prepare(is_in_place=layout.all_reduce)
         except Error as problem:
@@ -153,29 +152,51 @@ class Passes:
         waits: int = True,
         recurs: bool = True,
         number: int | None = None,
+        agrees: bool = False,
+        may_last: bool = False,
     ) -> None:
-        """Makes all ranks agree on an exchange, then run it. Every hook calls it for what goes by no model.
-        Collective. It blocks for tensors in CPU memory. For others it returns at once. Failures that show
-        later are raised by the next exchange or at the end of the backward pass.
+        """Exchanges a gradient. Every hook calls it, but where the result is a future (begin()). Collective.
+        It blocks for tensors in CPU memory, unless the exchange may last: the target is there at the end of
+        the pass then. For others it returns at once, and the target is there in the order of streams.
+        Failures that show later are raised by the next exchange or at the end of the backward pass.
 
-        Over hosts of several ranks it has two levels: a reduce-scatter's rows, or an all-reduce's slices, are
-        added up within each host, and the sums are what is exchanged.
-
-        find_layout() -> the layout of `source`, or of its sums; or None if some parameters are missing: then
-        this exchange is dense and residuals do not change. waits: whether the current stream waits for the
-        result; or staging.FOR_INPUT. recurs: whether this unit comes once in a step. number: from which
-        rounding derives; None: the step's."""
+        find_layout() -> the layout of `source`; None if some parameters are missing: then this exchange is
+        dense and residuals do not change. waits: whether the current stream waits for the result; or
+        staging.FOR_INPUT. recurs: whether this unit comes once in a step. number: from which rounding
+        derives; None: the step's. agrees: whether, in CPU memory, ranks agree before it by messages of its
+        own, because they may come with other calls."""
         self._check_open()
-        hosts = self.state.wrapper.hosts(group)
-        with self._giving_up():
+        hosts, what = self.state.wrapper.hosts(group), (unit, group, source, target, op)
+        if self.is_torchs(group, source):
+            with self._giving_up():
+                self.model_exchanges.settle()
+                self._leave_to_torch(*what[:2], hosts, *what[2:], self._opens_step(unit, recurs))
+        elif self.runners.is_on_device(source):
+            self.model_exchanges.leave_on_device(self.begin(*what, find_layout, waits, recurs, number))
+        else:
+            end = self.begin(*what, find_layout, waits, recurs, number, agrees)
+            self._wait_for(end, source, target, agrees, may_last)
+        self._end_outside()
+
+    def _wait_for(
+        self,
+        end: Callable[[], None],
+        source: torch.Tensor,
+        target: torch.Tensor,
+        has_agreed: bool,
+        may_last: bool,
+    ) -> None:
+        """Waits for an exchange in CPU memory. A failure is raised at the end of the pass, since other ranks
+        may be further, unless all have agreed on this exchange."""
+        if has_agreed:
+            with self._giving_up():
+                end()
+            return
+        self.model_exchanges.leave(end, source, target)
+        if not may_last or self._is_outside:
             self.model_exchanges.settle()
-            opens_step = self._opens_step(unit, recurs)  # it may change layouts
-            if hosts.is_one or self.state.is_left_to_torch(source) and isinstance(group, dist.ProcessGroup):
-                self._leave_to_torch(unit, group, hosts, source, target, op, opens_step)
-            else:
-                about = waits, opens_step, number
-                self._run(unit, group, hosts, source, target, op, find_layout, *about)
-            self._end_outside()
+        if self._is_outside:
+            self.synchronize()
 
     def _end_outside(self) -> None:
         """After the last unit of finalize_backward() nothing else ends this step."""
@@ -192,20 +213,10 @@ class Passes:
 
     # ---- exchanges by models of libtagc ----
 
-    def goes_by_model(self, unit: Exchanged, group: Any, source: torch.Tensor) -> bool:
-        """Returns whether begin() takes that gradient: it is not summed within one host. A unit that has a
-        model goes by it again, so that a rank whose gradient has become another one tells the others."""
-        own, state = unit.find_unit(), self.state
-        if own is not None and own.model is not None:
-            return True
-        return (
-            not state.wrapper.is_elastic
-            and not state.wrapper.hosts(group).is_one
-            and source.layout == torch.strided
-            and source.dtype in DTYPES
-            and source.numel() > 0
-            and not state.is_left_to_torch(source)
-        )
+    def is_torchs(self, group: Any, source: torch.Tensor) -> bool:
+        """Returns whether torch adds that gradient up: it stays within a host, or tagc does not take it."""
+        is_left = self.state.is_left_to_torch(source) and isinstance(group, dist.ProcessGroup)
+        return self.state.wrapper.hosts(group).is_one or is_left
 
     def begin(
         self,
@@ -216,26 +227,27 @@ class Passes:
         op: Any,
         find_layout: FindLayout,
         waits: int = True,
+        recurs: bool = True,
+        number: int | None = None,
+        agrees: bool = False,
     ) -> Callable[[], None]:
         """Starts an exchange as exchange() does, and returns what waits for its end, once, in any thread. If
         it fails, that raises, and synchronize() on all ranks; so all begin what is left of the pass, too. An
-        Error of this call itself is one on all ranks. find_layout: of all ranks' rows. waits: as of
-        exchange(), on a device. Collective."""
+        Error of this call itself is one on all ranks. find_layout: of all ranks' rows. Collective."""
         self._check_open()
         host, hosts = self.runners.host, self.state.wrapper.hosts(group)
         with self._giving_up():
-            opens_step, comm = self._opens_step(unit), self.comm(hosts.between)
+            opens_step, comm = self._opens_step(unit, recurs), self.comm(hosts.between)
             within = self.comm(hosts.within) if hosts.is_two_level else None
             failure: BaseException | None = self.runner_for(source)[1]
             staging = self.runners.staging if self.runners.is_on_device(source) else None
             if staging is not None:  # what is left of a failed pass only tells the others
                 failure = failure or staging.failure or self.model_exchanges.told
+            find_scale = self._find_loss_scale(source, opens_step)
             call = Reduction(
-                unit, comm, source, target, op, find_layout, self._find_loss_scale(source, opens_step),
-                (self._begin, self._take_back), self.state.lock, failure, waits, loaded=self.state.loaded,
-                within=within,
+                unit, Levels(within, comm), source, target, op, find_layout, find_scale, failure, waits,
+                None if self.state.wrapper.is_elastic else self.state.loaded, opens_step, number, agrees,
             )  # fmt: skip
-            call.opens_step, call.agrees_first = opens_step, False
             self._loss_scale = call.loss_scale
             if within is not None and staging is not self._last_summed:  # ends over a host have one order
                 self.model_exchanges.settle()
@@ -246,10 +258,12 @@ class Passes:
             elif comm.needs_python:
                 host.wait_for_work()
             own = unit.find_unit()
-            if own is None or own.model is None:
+            if agrees or own is None or own.model is None:
                 self.model_exchanges.settle()
                 self.runners.wait()
-                call.agree()
+                self._agree(call)
+            if agrees and within is not None:
+                call.n_within = within.agreement_bytes
             if staging is None:
                 self.make_room(source.nbytes, group)
         is_told = False
@@ -257,7 +271,7 @@ class Passes:
             own = unit.make_unit()
             is_told = True
             start = Start(call, own, self._find(call, own), source, target, staging)
-            if staging is None or within is None:
+            if staging is None or within is None or not call.n_elems:
                 return self.model_exchanges.begin(start)
             return self._begin_summed(start, hosts)
         except Exception as problem:
@@ -276,14 +290,15 @@ class Passes:
             layout = contents.layout
         elif start.own.model is not None:  # as those of the others
             layout = start.own.model.layout
-        assert call.within is not None  # or nobody adds up
+        within = call.levels.within
+        assert within is not None  # or nobody adds up
         slices = None
         if call.is_all_reduce:
             is_known = layout is not None and layout.n_elems == call.n_elems
             slices = layout.slices_of(hosts.per_host) if layout is not None and is_known else None
             slices = slices or layouts.slices_of_one(call.n_elems, hosts.per_host)
         name, timeout_s = start.own.name, self.state.options.timeout_s
-        sums = HostSums(hosts, call.within, start.source, call.op, slices, name, timeout_s)
+        sums = HostSums(hosts, within, start.source, call.op, slices, name, timeout_s)
         try:
             sums.add_up()
         except Exception as problem:
@@ -311,33 +326,8 @@ class Passes:
             if call.failure is not None:
                 self.state.n_steps += call.opens_step  # as on the others
                 return None
-            unit, layout, record = self._begin(call, None)
+            unit, layout, record = self._begin(call)
         return Contents(unit.make_unit() if unit is not call.unit else own, layout, record)
-
-    def exchange_by_model(
-        self,
-        unit: Exchanged,
-        group: Any,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        op: Any,
-        find_layout: FindLayout,
-        may_last: bool = False,
-        waits: int = True,
-    ) -> None:
-        """Exchanges a gradient that goes by a model, as exchange(). If it may last, the target is there at
-        the end of the pass; on a device, in the order of streams. A failure is raised at the end of the pass,
-        too, since other ranks may be further. waits: on a device. Collective."""
-        end = self.begin(unit, group, source, target, op, find_layout, waits)
-        if self.runners.is_on_device(source):
-            self.model_exchanges.leave_on_device(end)
-        else:
-            self.model_exchanges.leave(end, source, target)
-            if not may_last or self._is_outside:
-                self.model_exchanges.settle()
-            if self._is_outside:
-                self.synchronize()
-        self._end_outside()
 
     @contextlib.contextmanager
     def _giving_up(self) -> Iterator[None]:
@@ -348,46 +338,11 @@ class Passes:
             self.give_up()
             raise
 
-    def _run(
-        self,
-        unit: Exchanged,
-        group: Any,
-        hosts: Hosts,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        op: Any,
-        find_layout: FindLayout,
-        waits: int,
-        opens_step: bool,
-        number: int | None,
-    ) -> None:
-        runner, failure = self.runner_for(source)
-        rows: HostSums | None = None
-        if hosts.is_two_level and target.numel() < source.numel():
-            within, timeout_s = self.comm(hosts.within), self.state.options.timeout_s
-            rows = HostSums(hosts, within, source, op, None, unit.name, timeout_s)
-            source, op = rows.sums, rows.op_between
-        comm = self.comm(hosts.between)
-        comm.place = 0 if rows is None else hosts.place
-        begin, find_scale = (self._begin, self._take_back), self._find_loss_scale(source, opens_step)
-        lock = self.state.lock
-        call = Reduction(
-            unit, comm, source, target, op, find_layout, find_scale, begin, lock, failure, waits, rows,
-            None if self.state.wrapper.is_elastic else self.state.loaded,
-        )  # fmt: skip
-        if rows is not None and self.runners.is_on_device(source):
-            call.add_up_now()
-        call.opens_step, call.schedule, call.number = opens_step, self.state.schedule, number
-        self._loss_scale = call.loss_scale
-        self._run_together(runner, call, source, target)
-
-    def _run_together(
-        self, runner: Runner, call: Reduction, source: torch.Tensor, target: torch.Tensor
-    ) -> None:
-        """Runs a call, after those with which other ranks have come instead."""
+    def _agree(self, call: Reduction) -> None:
+        """Makes all ranks agree on an exchange, after those with which other ranks have come instead."""
         while True:
             try:
-                runner.run(call, source, target)
+                call.agree()
                 return
             except Disagreement as problem:
                 if not self.state.wrapper.joins(problem.whats):
@@ -440,9 +395,8 @@ class Passes:
             return lambda: self._loss_scale
         return lambda: self.state.loss_scale if self.scaler is None else self.scaler.get_scale()
 
-    def _begin(self, call: Reduction, source: torch.Tensor | None) -> tuple[Exchanged, Layout, Record]:
-        """Begins an exchange. source: None where libtagc looks at it (task.py), and then before the
-        agreement, else after it."""
+    def _begin(self, call: Reduction) -> tuple[Exchanged, Layout, Record]:
+        """Begins an exchange. Unless ranks have agreed on it, that may be taken back."""
         if call.opens_step:
             self.state.begin_step(call.loss_scale)
         call.step = self.state.n_steps if call.number is None else call.number
@@ -452,17 +406,14 @@ class Passes:
             if self.state.wrapper.speaks:
                 self._unknown.warn(unit)
             unit, layout = self._unknown.dense(unit, call.n_elems, call.levels, call.is_all_reduce)
-        elif source is not None:
-            self.state.schedule.look(comm, layout, source, unit)
         n_bytes = call.n_bytes // call.levels.per_host  # that this rank exchanges
         n_bytes_dense = (1 + layout.all_reduce) * n_bytes * (comm.world_size - 1) // comm.world_size
-        name, per_host = unit.name, 1 if call.within is None else call.within.world_size
-        n_elems = call.n_elems * (1 if call.rows is None else per_host)
+        name, per_host = unit.name, call.levels.per_host
 
         def record(stats: PartStats, seconds: float, agree_s: float) -> None:
             times, gentle = (seconds, agree_s, n_control), self.state.options.has_levels
             self.recorder.add(
-                name, stats, n_bytes_dense, n_elems, comm, *times, gentle, per_host, call.n_within
+                name, stats, n_bytes_dense, call.n_elems, comm, *times, gentle, per_host, call.n_within
             )
 
         return unit, layout, record

@@ -13,11 +13,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from tagc.torch.exchange import internals
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.hosts import Cluster, Hosts
-from tagc.torch.exchange.layout import Layout, Parameter, Part
-from tagc.torch.exchange.reducer import Way
-from tagc.torch.exchange.unit import Stats, Unit
+from tagc.torch.exchange.layout import Layout, Parameter
+from tagc.torch.exchange.model import Follower
+from tagc.torch.exchange.unit import Unit
 
-ExchangeOptions = Callable[[Part, torch.dtype], dict[str, Any]]  # -> fields of tagc_reducer_options
 Kinds = Mapping[str, Mapping[str, Any]]  # name of a parameter -> changed fields of its layout.Parameter
 
 
@@ -275,16 +274,12 @@ class Exchanged(Protocol):
     """The unit of one call of a hook."""
 
     name: str
-    options: ExchangeOptions
+    follower: Follower
 
     @property
     def rests(self) -> bool:
         """Whether a parameter whose gradient is zero keeps its residual."""
         ...
-
-    def reduce(
-        self, way: Way, layout: Layout, source: torch.Tensor, target: torch.Tensor, op: Any, *, step: int = 0
-    ) -> Callable[[], Stats]: ...
 
     def find_unit(self) -> Unit | None:
         """Returns the unit that exchanges it; None: there is none yet."""
@@ -294,8 +289,6 @@ class Exchanged(Protocol):
         """Returns the same, and makes it if there is none. All ranks have agreed on the exchange."""
         ...
 
-    def squares(self, layout: Layout, source: torch.Tensor) -> list[tuple[float, float]]: ...
-
     def names_of_residuals(self) -> set[str]: ...
 
 
@@ -303,7 +296,6 @@ class Residuals(Protocol):
     """Keeps residuals of parameters while the handle is open: a unit.Unit, or all of DDP's buckets."""
 
     name: str
-    options: ExchangeOptions
 
     def residuals_on_the_wire(self) -> dict[str, torch.Tensor]: ...
 

@@ -23,10 +23,9 @@ from tagc._library import Error
 from tagc.torch.exchange import internals, staging
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.hosts import Hosts
-from tagc.torch.exchange.interfaces import ExchangeOptions, Expected, Kinds, Place, place_of
-from tagc.torch.exchange.model import stowable
-from tagc.torch.exchange.reducer import Way
-from tagc.torch.exchange.unit import DTYPES, Stats, Unit
+from tagc.torch.exchange.interfaces import Expected, Kinds, Place, place_of
+from tagc.torch.exchange.model import Follower, stowable
+from tagc.torch.exchange.unit import DTYPES, Unit
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.wrapper import Wrapper as AnyWrapper
 from tagc.torch.schedule import policy
@@ -39,8 +38,8 @@ UNIT = "buckets"
 class Buckets:
     """Units of buckets, which share no parameter."""
 
-    def __init__(self, name: str, exchange_options: ExchangeOptions) -> None:
-        self.name, self.options = name, exchange_options
+    def __init__(self, name: str, follower: Follower) -> None:
+        self.name, self.follower = name, follower
         self._units: dict[tuple[str, ...], Unit] = {}  # by names of a bucket's parameters, in order
         self._stowed: dict[str, torch.Tensor] = {}  # residuals of parameters in no unit, in wire order
 
@@ -58,15 +57,11 @@ class Buckets:
             unit = self._units.pop(old)
             unit.close()
             self._stowed |= unit.residuals_on_the_wire()
-        new = self._units[names] = Unit(name, self.options)
+        new = self._units[names] = Unit(name, self.follower)
         new.set_residuals_on_the_wire(
             {name: self._stowed.pop(name) for name in names if name in self._stowed}
         )
         return new
-
-    def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:
-        unit = self.find(layout)
-        return [(0.0, 0.0)] * len(layout.parts) if unit is None else unit.squares(layout, source)
 
     def residuals_on_the_wire(self) -> dict[str, torch.Tensor]:
         found = {name: values.clone() for name, values in self._stowed.items()}
@@ -90,7 +85,7 @@ class Buckets:
             values.mul_(factor)
 
     def close(self) -> None:
-        """Keeps the residuals for the units that a later reduce() makes."""
+        """Keeps the residuals for the models that later exchanges make."""
         with contextlib.ExitStack() as all_of_them:
             for unit in self._units.values():
                 all_of_them.callback(unit.close)
@@ -107,29 +102,14 @@ class _Bucket:
     def __init__(self, buckets: Buckets, index: int, layout: layouts.Layout, rests: bool) -> None:
         first, n = layout.parameters[0].name, len(layout.parameters) - 1
         self.name = f"bucket {index} ({first}{f' and {n} more' if n else ''})"
-        self.options, self.layout, self.rests = buckets.options, layout, rests
+        self.follower, self.layout, self.rests = buckets.follower, layout, rests
         self._buckets = buckets
-
-    def reduce(
-        self,
-        way: Way,
-        layout: layouts.Layout,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        op: Any,
-        *,
-        step: int = 0,
-    ) -> Callable[[], Stats]:
-        return self.make_unit().reduce(way, layout, source, target, op, step=step, rests=self.rests)
 
     def find_unit(self) -> Unit | None:
         return self._buckets.find(self.layout)
 
     def make_unit(self) -> Unit:
         return self._buckets.unit(self.name, self.layout)
-
-    def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:
-        return self._buckets.squares(layout, source)
 
     def names_of_residuals(self) -> set[str]:
         return self._buckets.names_of_residuals()
@@ -302,7 +282,7 @@ class State:
         passes, group = handle.passes, handle.wrapper.groups()[0]
         try:
             bucket = self._find(handle, index, tensors)
-            if not passes.goes_by_model(bucket, group, source):
+            if passes.is_torchs(group, source):
                 return None
             if backward.is_given_up:
                 return _done(_spoilt(source))
@@ -362,8 +342,9 @@ def _wrapper_of(handle: Compressed) -> Wrapper:
 
 
 def _exchange(handle: Compressed, bucket: _Bucket, source: torch.Tensor, result: torch.Tensor) -> None:
-    op, find_layout = _wrapper_of(handle).op, functools.partial(_fitting, bucket.layout, source)
-    handle.passes.exchange(bucket, handle.wrapper.groups()[0], source, result, op, find_layout, waits=False)
+    group, op = handle.wrapper.groups()[0], _wrapper_of(handle).op
+    find_layout = functools.partial(_fitting, bucket.layout, source)
+    handle.passes.exchange(bucket, group, source, result, op, find_layout, waits=False, agrees=True)
 
 
 def _fitting(layout: layouts.Layout, source: torch.Tensor) -> layouts.Layout:

@@ -129,42 +129,33 @@ class Module:
             self.module.set_reduce_scatter_unused_params(False, recurse=False)
             self._reduces_unused = False
 
-    def layout(self, n_elems: int, hosts: Hosts, is_whole: bool = False) -> layouts.Layout | None:
-        """Returns the layout of what is exchanged of an input of n_elems: all of it, or the rows of this
-        rank's place; None where some parameters got no gradient."""
+    def layout(self, n_elems: int, hosts: Hosts) -> layouts.Layout | None:
+        """Returns the layout of an input of n_elems; None where some parameters got no gradient."""
         world_size = len(hosts.rows) * hosts.per_host
-        n_rows = 0 if hosts.is_flat or is_whole else len(hosts.rows)
         return self._layout(
-            n_elems,
-            world_size,
-            ("rows", n_rows or world_size),
-            lambda present: layouts.chunked(present, world_size, n_rows),
+            n_elems, world_size, ("rows", world_size), lambda present: layouts.chunked(present, world_size)
         )
 
-    def shard_layout(self, n_elems: int, hosts: Hosts, is_whole: bool = False) -> layouts.Layout | None:
+    def shard_layout(self, n_elems: int, hosts: Hosts) -> layouts.Layout | None:
         """Returns the layout of what this rank owns of the parameters, n_elems with padding, to be summed
         over a group with these hosts; as layout(). Under replicate() it owns them whole."""
-        world_size = self._n_shards
-        key = "shard", hosts.n_hosts, hosts.per_host, is_whole
+        world_size, key = self._n_shards, ("shard", hosts.n_hosts, hosts.per_host)
         return self._layout(
-            n_elems * world_size, world_size, key, lambda present: self._shard(present, hosts, is_whole)
+            n_elems * world_size, world_size, key, lambda present: self._shard(present, hosts)
         )
 
-    def _shard(
-        self, present: Sequence[layouts.Parameter], hosts: Hosts, is_whole: bool = False
-    ) -> layouts.Layout:
-        world_size, n_hosts, per_host = self._n_shards, hosts.n_hosts, hosts.per_host
-        if world_size > 1:
+    def _shard(self, present: Sequence[layouts.Parameter], hosts: Hosts) -> layouts.Layout:
+        if (world_size := self._n_shards) > 1:
             sizes = [layouts.chunked_elems(p, world_size) // world_size for p in present]
             present = [p._replace(shape=(size,), dim=0) for p, size in zip(present, sizes)]
-        whole = layouts.bucket(present, n_hosts * per_host)
-        return whole if is_whole else layouts.part(whole, n_hosts, per_host, hosts.place)
+        return layouts.bucket(present, hosts.n_hosts * hosts.per_host)
 
     def own_part(self, hosts: Hosts) -> layouts.Layout | None:
         """Returns the layout of what this rank exchanges of its shard where other ranks of the host have the
         same one and exchange the rest; None: no other rank does. hosts: as of shard_layout()."""
-        is_part = hosts.is_two_level and self._n_shards > 1
-        return self._shard(self.parameters, hosts) if is_part else None
+        if hosts.is_flat or self._n_shards == 1:
+            return None
+        return layouts.part(self._shard(self.parameters, hosts), hosts.per_host, hosts.place)
 
     def _layout(
         self,
@@ -213,9 +204,7 @@ class ReduceScatter(waits.FsdpComm):
         """Returns its next exchange."""
         module, hosts = self._module, self._handle.wrapper.hosts(group)
         n_elems = module.n_reduced()
-        return Expected(
-            self._unit, group, n_elems, module.dtype(), lambda: module.layout(n_elems, hosts, is_whole=True)
-        )
+        return Expected(self._unit, group, n_elems, module.dtype(), lambda: module.layout(n_elems, hosts))
 
     def __call__(
         self,
@@ -226,17 +215,13 @@ class ReduceScatter(waits.FsdpComm):
         async_op: bool = False,
     ) -> None:
         passes, hosts = self._handle.passes, self._handle.wrapper.hosts(group)
-        what = self._unit, group, input_tensor, output_tensor, op
-        by_model = passes.goes_by_model(self._unit, group, input_tensor)
-        find_layout = functools.partial(self._module.layout, input_tensor.numel(), hosts, by_model)
-        if by_model:
-            # torch divides what comes with another op
-            may_last = op == dist.ReduceOp.AVG and input_tensor.device.type == "cpu"
-            may_last = may_last and not self._module.group.reads_sums_at_once(output_tensor.dtype)
-            may_last = may_last and not self._is_watched()
-            passes.exchange_by_model(*what, find_layout, may_last, self._waits())
-        else:
-            passes.exchange(*what, find_layout, waits=self._waits())
+        find_layout = functools.partial(self._module.layout, input_tensor.numel(), hosts)
+        # torch divides what comes with another op
+        may_last = op == dist.ReduceOp.AVG and input_tensor.device.type == "cpu"
+        may_last = may_last and not self._module.group.reads_sums_at_once(output_tensor.dtype)
+        may_last = may_last and not self._is_watched()
+        what = self._unit, group, input_tensor, output_tensor, op, find_layout
+        passes.exchange(*what, waits=self._waits(), may_last=may_last)
 
     def _is_watched(self) -> bool:
         """Returns whether a hook of the user's may read gradients while the backward pass goes on."""
@@ -292,7 +277,7 @@ class AllReduce:
             self._group,
             n_elems,
             module.dtype(),
-            lambda: module.shard_layout(n_elems, self._hosts, is_whole=True),
+            lambda: module.shard_layout(n_elems, self._hosts),
         )
 
     def __call__(self, reduce_output: torch.Tensor) -> None:
@@ -313,17 +298,11 @@ class AllReduce:
         # of reduce-scatters. Where it casts the sums, it frees this one in that stream's order, while the
         # current stream still has work on it: follow() keeps it.
         stream = self._module.group.reduce_scatter_stream if is_behind else None
-        passes, what = self._handle.passes, (self._unit, self._group, reduce_output, reduce_output, op)
-        by_model = passes.goes_by_model(self._unit, self._group, reduce_output)
-        find_layout = functools.partial(
-            self._module.shard_layout, reduce_output.numel(), self._hosts, by_model
-        )
+        find_layout = functools.partial(self._module.shard_layout, reduce_output.numel(), self._hosts)
+        what = self._unit, self._group, reduce_output, reduce_output, op, find_layout
         with runners.behind(stream) if is_behind else contextlib.nullcontext():
             until = staging.FOR_INPUT if is_behind else staging.FOR_RESULT
-            if by_model:
-                passes.exchange_by_model(*what, find_layout, waits=until)
-            else:
-                passes.exchange(*what, find_layout, waits=until)
+            self._handle.passes.exchange(*what, waits=until)
         runners.follow(reduce_output)
 
 
