@@ -58,7 +58,7 @@ LIBRARY = Target(
         "CUTS": ("tagc_cut", "TAGC_CUT_", False),
     },
     (
-        "N_LEGS MAX_LEGS N_PHASES MAX_PHASES RESIDUAL_NONE SCHEDULE_SAMPLE N_ALARM_KINDS UNIT_WORDS "
+        "N_LEGS MAX_LEGS N_PHASES MAX_PHASES RESIDUAL_NONE SCHEDULE_SAMPLE N_ALARM_KINDS "
         "TRANSPORT_ABI"
     ).split(),
     _HEAD.format(what="include/tagc", library="tagc._library has the functions of libtagc."),
