@@ -62,8 +62,8 @@ static inline void gpu_unit_open(tagc_queue *queue, tagc_comm *comm, uint64_t n_
     tagc_schedule_options_init(&schedule);
     schedule.gentle = 0;
     tagc_model_options_init(&options);
-    options.schedule = &schedule;
-    options.output = output;
+    options.schedule.options = &schedule;
+    options.layout.output = output;
     options.n_threads = n_threads;
     expect(queue ? tagc_model_create_on(queue, NULL, comm, &tensor, 1, &options, &u->model)
                  : tagc_model_create(NULL, comm, &tensor, 1, &options, &u->model),

@@ -1,13 +1,8 @@
 /* Elements in 16 bits: what widens and narrows again, and how values are rounded. */
+#include "../test.h"
 #include "codec/elements.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 
 static uint16_t half_bits(float value) {
     uint16_t bits;
@@ -16,8 +11,7 @@ static uint16_t half_bits(float value) {
 }
 
 /* All 65,536 of them widen and narrow to themselves, and what is between two goes to the nearer, or the even one. */
-static void test_fp16(void **state) {
-    (void)state;
+TEST(test_fp16) {
     for (uint32_t bits = 0; bits < 0x10000; bits++) {
         uint16_t half = (uint16_t)bits;
         float wide;
@@ -46,9 +40,4 @@ static void test_fp16(void **state) {
     assert_true(wide == 1.0f);
     tagc_elements_read(&two, TAGC_ELEMENT_FP16, 0, 1, &wide);
     assert_true(wide == 2.0f);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_fp16)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -112,8 +112,8 @@ class _Once:
         schedule.gentle = schedule.fresh = False
         schedule.sparsity, schedule.format = 0.0, lib.FORMATS[self._values]
         options = lib.initialised(lib.ModelOptions, "tagc_model_options_init")
-        options.schedule, options.n_threads = ctypes.pointer(schedule), self._options.threads or 1
-        options.residual, options.result_format = lib.RESIDUAL_NONE, self._result_format
+        options.schedule.options, options.n_threads = ctypes.pointer(schedule), self._options.threads or 1
+        options.formats.residual, options.formats.result = lib.RESIDUAL_NONE, self._result_format
         return options, {parameter.name: parameter.kind for parameter in parameters}, schedule
 
 
@@ -260,9 +260,9 @@ class Keys(Wrapped):
             if use not in self._once:
                 self._once[use] = self._made_once(use, follower)
             return self._once[use]
-        if (found := self.reduced.get(name)) is not None:
-            _check_use(name, found.use, use)
-            return found
+        if (reduced := self.reduced.get(name)) is not None:
+            _check_use(name, reduced.use, use)
+            return reduced
         return self.made(name, self.kind_of(name, tensor), use, follower)
 
     def find_gather(self, name: str | None, use: Use) -> AllGather | None:
@@ -375,8 +375,8 @@ class Keys(Wrapped):
                 )
         known = {name: one.use for name, one in self.reduced.items()}
         for name, use in saved.reduced.items():
-            if (mine := known.get(name, use)) != use:
-                raise Error("argument", f"tagc state: key {name}: {use}; its first call here was {mine}")
+            if (first_use := known.get(name, use)) != use:
+                raise Error("argument", f"tagc state: key {name}: {use}; its first call here was {first_use}")
         self.strings |= {self.name_of(name) for name in {**saved.reduced, **saved.gathered}}
 
     def deltas(self) -> dict[str, AllGather]:

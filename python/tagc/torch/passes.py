@@ -171,7 +171,7 @@ class Passes:
             with self._giving_up():
                 self.model_exchanges.settle()
                 self._leave_to_torch(*what[:2], hosts, *what[2:], self._opens_step(unit, recurs))
-        elif self.runners.is_on_device(source):
+        elif self.runner_for(source)[0] is not self.runners.host:
             self.model_exchanges.leave_on_device(self.begin(*what, find_layout, waits, recurs, number))
         else:
             end = self.begin(*what, find_layout, waits, recurs, number, agrees)
@@ -210,8 +210,6 @@ class Passes:
                 "this tagc handle is closed, but torch still calls its hook: call compress() "
                 "again, or wrap the model anew",
             )
-
-    # ---- exchanges by models of libtagc ----
 
     def is_torchs(self, group: Any, source: torch.Tensor) -> bool:
         """Returns whether torch adds that gradient up: it stays within a host, or tagc does not take it."""

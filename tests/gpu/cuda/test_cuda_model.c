@@ -406,17 +406,17 @@ static void open_rank(one_rank *own) {
     so.sparsity = 0.8;
     so.mild_sparsity = 0.4;
     tagc_model_options_init(&o);
-    o.schedule = &so;
-    o.moment = TAGC_MOMENT_NONE;
-    o.output = t->output;
+    o.schedule.options = &so;
+    o.schedule.moment = TAGC_MOMENT_NONE;
+    o.layout.output = t->output;
     o.op = t->op;
-    o.gradient = t->gradient;
-    o.sum = t->sum;
-    o.residual = t->residual;
-    o.cut = t->cut;
-    o.summed = (uint64_t)t->summed;
-    o.rests = (uint64_t)t->rests;
-    o.result_format = t->result_format;
+    o.formats.gradient = t->gradient;
+    o.formats.sum = t->sum;
+    o.formats.residual = t->residual;
+    o.layout.cut = t->cut;
+    o.hosts.summed = t->summed;
+    o.rests = t->rests;
+    o.formats.result = t->result_format;
     make_shapes(t, &own->s);
     if (own->side != NO_DEVICE) open_device(own);
     member *m = own->m;
@@ -778,10 +778,9 @@ static trial make_trial(uint64_t seed) {
                    .manners = ""};
 }
 
-static void test_bits(void **state) {
+TEST(test_bits) {
     static const char *const manners[] = {"", "all,depth=128", "late-flags,connections=2", "",
                                           "blocking-alloc,lazy-loading"};
-    (void)state;
     for (uint64_t seed = 0; seed < REPEATS(16, 6, 3); seed++) {
         trial t = make_trial(seed);
         t.manners = manners[seed % 5];
@@ -792,8 +791,7 @@ static void test_bits(void **state) {
     }
 }
 
-static void test_overlap(void **state) {
-    (void)state;
+TEST(test_overlap) {
     for (uint64_t seed = 16; seed < 20; seed++) {
         trial t = make_trial(seed);
         t.n_hosts = 2;
@@ -808,8 +806,7 @@ static void test_overlap(void **state) {
 }
 
 /* Where the caller adds up within hosts; and where the model does, on a queue without kernels. */
-static void test_two_levels(void **state) {
-    (void)state;
+TEST(test_two_levels) {
     for (uint64_t seed = 20; seed < REPEATS(26, 23, 21); seed++) {
         trial t = make_trial(seed);
         t.n_hosts = t.n_places = 2;
@@ -824,8 +821,7 @@ static void test_two_levels(void **state) {
 }
 
 /* What is not sent of a tensor without a gradient stays; the device finds out which ones these are. */
-static void test_rests(void **state) {
-    (void)state;
+TEST(test_rests) {
     for (uint64_t seed = 80; seed < REPEATS(86, 83, 82); seed++) {
         trial t = make_trial(seed);
         t.n_hosts = 2;
@@ -843,9 +839,8 @@ static void test_rests(void **state) {
 }
 
 /* Levels change, parts split and join, and the state is saved and loaded meanwhile. */
-static void test_schedule(void **state) {
+TEST(test_schedule) {
     uint32_t most_parts = 0;
-    (void)state;
     if (REPEATS(0, 0, 1)) skip();
     for (uint64_t seed = 30; seed < REPEATS(34, 32, 32); seed++) {
         trial t = make_trial(seed);
@@ -864,8 +859,7 @@ static void test_schedule(void **state) {
     assert_int_equal(most_parts, 3);
 }
 
-static void test_events(void **state) {
-    (void)state;
+TEST(test_events) {
     for (int i = SAYS_FAILED; i <= OVERFLOWS; i++)
         for (uint64_t seed = 40; seed < 43; seed++) {
             trial t = make_trial(seed + 2 * (uint64_t)i);
@@ -884,14 +878,13 @@ static void test_events(void **state) {
         }
 }
 
-static void test_failing_calls(void **state) {
+TEST(test_failing_calls) {
     static const struct {
         const char *call;
         int nth;
     } calls[] = {{"MemcpyAsync", 1},       {"LaunchKernel", 2}, {"StreamWaitValue32", 1},
                  {"MemcpyAsync", 3},       {"LaunchKernel", 4}, {"StreamWriteValue32", 2},
                  {"StreamWaitValue32", 2}, {"EventRecord", 1}};
-    (void)state;
     for (size_t c = 0; c < sizeof calls / sizeof *calls; c += REPEATS(1, 1, 3)) {
         trial t = make_trial(60 + c);
         t.n_hosts = 2;
@@ -906,14 +899,13 @@ static void test_failing_calls(void **state) {
 }
 
 /* Where launches or copies wait until they have run, kernels are refused, and the processor gives the same bits. */
-static void test_calls_that_wait(void **state) {
+TEST(test_calls_that_wait) {
     static const struct {
         const char *manners, *variable, *refused;
     } all[] = {{"launch-blocking", "0", "a debugger, a profiler or a sanitizer"},
                {"copy-blocking", "", "a debugger, a profiler or a sanitizer"},
                {"launch-blocking,copy-blocking,blocking-alloc", "", "a debugger"},
                {"", "1", "CUDA_LAUNCH_BLOCKING is set in the environment"}};
-    (void)state;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         trial t = make_trial(70 + i);
         t.n_hosts = 2;
@@ -946,13 +938,13 @@ static void refusals_body(member *m) {
     open_device(own);
     tagc_model_options_init(&o);
     expect_refused(own, &o, "kernels do not add up within a host");
-    o.summed = 1;
-    o.output = TAGC_OUTPUT_UNIT;
+    o.hosts.summed = 1;
+    o.layout.output = TAGC_OUTPUT_UNIT;
     expect_refused(own, &o, "summed with output UNIT");
-    o.output = TAGC_OUTPUT_SHARD;
-    o.cut = TAGC_CUT_FLAT_ARRAYS;
+    o.layout.output = TAGC_OUTPUT_SHARD;
+    o.layout.cut = TAGC_CUT_FLAT_ARRAYS;
     expect_refused(own, &o, "FLAT_ARRAYS");
-    o.cut = TAGC_CUT_ROWS;
+    o.layout.cut = TAGC_CUT_ROWS;
     EXPECT(m, tagc_model_create_on(own->queue, m->within, m->between, own->s.tensors, N_TENSORS, &o,
                                    &own->model) == TAGC_OK);
     EXPECT(m, tagc_model_create(m->within, m->between, own->s.tensors, N_TENSORS, &o, &here) == TAGC_OK);
@@ -979,9 +971,8 @@ static void refusals_body(member *m) {
     free(own);
 }
 
-static void test_refusals(void **state) {
+TEST(test_refusals) {
     char where[TAGC_WHERE_TEXT_BYTES];
-    (void)state;
     fake_reset(9, FAKE_MAX_DEVICES, FAKE_EAGER, 1);
     harness_maker_configure(9, 1);
     make_noting();
@@ -995,12 +986,11 @@ static void test_refusals(void **state) {
 }
 
 /* A queue without kernels finds out by itself that calls wait. */
-static void test_queue_finds_out(void **state) {
+TEST(test_queue_finds_out) {
     tagc_device *device;
     tagc_queue *queue = NULL;
     char where[TAGC_WHERE_TEXT_BYTES];
     tagc_runtime table;
-    (void)state;
     fake_reset(1, 1, FAKE_EAGER, 1);
     fake_behave("copy-blocking");
     assert_int_equal(tagc_runtime_bind(FAKE_CUDART, &table, where), TAGC_OK);
@@ -1066,9 +1056,9 @@ static void make_many(const many *m, tagc_queue *queue, uint32_t n_parts, tagc_m
     so.gentle = 0;
     so.sparsity = 0.75;
     tagc_model_options_init(&o);
-    o.schedule = &so;
-    o.output = TAGC_OUTPUT_UNIT;
-    o.apart = apart;
+    o.schedule.options = &so;
+    o.layout.output = TAGC_OUTPUT_UNIT;
+    o.layout.apart = apart;
     o.name = "gradients of a";
     assert_int_equal(queue ? tagc_model_create_on(queue, NULL, m->comm, tensors, n_parts, &o, out)
                            : tagc_model_create(NULL, m->comm, tensors, n_parts, &o, out),
@@ -1101,13 +1091,12 @@ static void exchange_many(many *m) {
 
 /* 512 ranks: tables of launches take many places in a launch queue. One part is exchanged as on the processor; a unit of more
  * parts than there are places for is refused. */
-static void test_many_ranks(void **state) {
+TEST(test_many_ranks) {
     static const tagc_callback_ops ops = {.abi = TAGC_TRANSPORT_ABI, .exchange = echo};
     char where[TAGC_WHERE_TEXT_BYTES], text[200];
     tagc_piece pieces[PARTS_MANY];
     tagc_model *large;
     many m = {.values = malloc(N_MANY * sizeof(float)), .sums = malloc(N_MANY * sizeof(float))};
-    (void)state;
     fake_reset(5, FAKE_MAX_DEVICES, FAKE_EAGER, 1);
     harness_maker_configure(5, 1);
     assert_int_equal(tagc_runtime_bind(FAKE_CUDART, &real, where), TAGC_OK);
@@ -1159,10 +1148,9 @@ static const struct {
 static const char *program;
 
 /* In processes of their own, because kernels that read other bodies than they should may end one. */
-static void test_planted(void **state) {
+TEST(test_planted) {
     enum { FIRST_SEED = 90, N_SEEDS = 2 };
     char command[600];
-    (void)state;
     if (REPEATS(0, 1, 1)) skip(); /* a sanitizer does not make this test see more or less */
     for (size_t p = 0; p < sizeof planted / sizeof *planted; p++) {
         int n_found = 0;
@@ -1196,18 +1184,8 @@ static int run_planted(int p, int seed) {
 
 /* <program> [pattern of tests], or <program> <planted mistake> <seed> */
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bits),          cmocka_unit_test(test_overlap),
-        cmocka_unit_test(test_two_levels),    cmocka_unit_test(test_rests),
-        cmocka_unit_test(test_schedule),      cmocka_unit_test(test_events),
-        cmocka_unit_test(test_failing_calls), cmocka_unit_test(test_calls_that_wait),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_queue_finds_out),
-        cmocka_unit_test(test_many_ranks),
-        cmocka_unit_test(test_planted),
-    };
     program = argv[0];
     if (argc == 3) return run_planted(atoi(argv[1]), atoi(argv[2]));
     if (argc == 2) cmocka_set_test_filter(argv[1]);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

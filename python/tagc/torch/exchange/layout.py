@@ -95,10 +95,10 @@ class Layout:
     def begins_of(self, parameter: int) -> list[int]:
         """Returns of how many elements of that parameter rows before each one are, and all of them:
         (n_rows + 1,)."""
-        found = [0] * (self.n_elems // self.row + 1)
+        lengths = [0] * (self.n_elems // self.row + 1)
         for piece in self._pieces[parameter]:
-            found[piece.start // self.row + 1] += piece.length
-        return list(itertools.accumulate(found))
+            lengths[piece.start // self.row + 1] += piece.length
+        return list(itertools.accumulate(lengths))
 
     def gaps_by_name(self) -> dict[str, list[slice]]:
         """Returns name of a parameter -> what is not here of its wire order."""
@@ -196,27 +196,27 @@ class Slices:
             for parameter, start, at, size in zip(parameters, starts, begins, sizes)
         ]
 
-    def pieces(self, own: int) -> list[Piece]:
+    def pieces(self, number: int) -> list[Piece]:
         """Returns the pieces of the row with that number."""
-        found = []
+        pieces = []
         for i, (_, n, at, size) in enumerate(self._places):
-            if (length := min(size, n - own * size)) > 0:
-                found.append(Piece(i, at, own * size, length))
-        return found
+            if (length := min(size, n - number * size)) > 0:
+                pieces.append(Piece(i, at, number * size, length))
+        return pieces
 
     def cut(self, source: torch.Tensor) -> torch.Tensor:
         """Returns the rows, (n_slices, row), of a source (n_elems,)."""
         rows = source.new_zeros(self.n_slices, self.row)
-        for mine, row in self._pairs(source, rows):
-            row.copy_(mine)
+        for values, row in self._pairs(source, rows):
+            row.copy_(values)
         return rows
 
     def join(self, rows: torch.Tensor, target: torch.Tensor) -> None:
         """Copies rows to where they were cut from, and zeros between."""
         if sum(n for _, n, _, _ in self._places) < self.n_elems:
             target.zero_()
-        for mine, row in self._pairs(target, rows):
-            mine.copy_(row)
+        for values, row in self._pairs(target, rows):
+            values.copy_(row)
 
     def _pairs(self, flat: torch.Tensor, rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yields (elements of a parameter, the same of rows): its whole slices, then the one that is not."""
