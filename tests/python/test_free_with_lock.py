@@ -34,7 +34,7 @@ class NoSchedule:
         schedule = lib.initialised(lib.ScheduleOptions, "tagc_schedule_options_init")
         schedule.gentle, schedule.sparsity = False, 0.75
         options = lib.initialised(lib.ModelOptions, "tagc_model_options_init")
-        options.schedule = ctypes.pointer(schedule)
+        options.schedule.options = ctypes.pointer(schedule)
         return options, {parameter.name: parameter.kind for parameter in parameters}, schedule
 
 
