@@ -57,10 +57,7 @@ LIBRARY = Target(
         "ELEMENTS": ("tagc_element", "TAGC_ELEMENT_", False),
         "CUTS": ("tagc_cut", "TAGC_CUT_", False),
     },
-    (
-        "N_LEGS MAX_LEGS N_PHASES MAX_PHASES RESIDUAL_NONE SCHEDULE_SAMPLE N_ALARM_KINDS "
-        "TRANSPORT_ABI"
-    ).split(),
+    ("N_LEGS MAX_LEGS N_PHASES MAX_PHASES RESIDUAL_NONE SCHEDULE_SAMPLE N_ALARM_KINDS TRANSPORT_ABI").split(),
     _HEAD.format(what="include/tagc", library="tagc._library has the functions of libtagc."),
 )
 PLANNER = Target(

@@ -303,9 +303,8 @@ float *tagc_unit_sums_here(const unit_part *one, const gpu_room *room) {
 static tagc_status put_squares(const ticket *one, uint32_t p, const void *gradient) {
     const unit_part *part = &one->unit->parts[p];
     const tagc_kernels *k = one->queue->kernels;
-    const tagc_squared of = {.gradient_element = reads(part->reducer),
-                             .gradient = gradient,
-                             .n_gradient = part->n_gradient};
+    const tagc_squared of = {
+        .gradient_element = reads(part->reducer), .gradient = gradient, .n_gradient = part->n_gradient};
     double *squares = squares_in(one->unit, tagc_unit_own_room(one).there, p);
     return tagc_kernels_check(k, k->maker->runs->squares(&of, squares, one->queue->out));
 }

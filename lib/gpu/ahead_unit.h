@@ -45,12 +45,12 @@ struct tagc_unit {
     unit_part *parts;
     uint32_t n_parts;
     tagc_schedule *schedule;
-    uint32_t *numbers, n_sampled;    /* of what it samples */
-    size_t n_samples;                /* of all these */
-    run_list sampled;                /* from the input to n_samples floats */
-    tagc_store *store;               /* of the reducers */
-    uint32_t n_adds;                 /* parts whose reducers have kernels */
-    int has_squares[MAX_BUFFERS];    /* of the exchange that has that buffer */
+    uint32_t *numbers, n_sampled; /* of what it samples */
+    size_t n_samples;             /* of all these */
+    run_list sampled;             /* from the input to n_samples floats */
+    tagc_store *store;            /* of the reducers */
+    uint32_t n_adds;              /* parts whose reducers have kernels */
+    int has_squares[MAX_BUFFERS]; /* of the exchange that has that buffer */
 };
 
 /* What is copied from, while a unit with kernels is made. */

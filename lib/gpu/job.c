@@ -33,14 +33,14 @@ static ticket *issue(tagc_job *job, tagc_unit *unit, uint64_t step) {
 
 static tagc_status copy_in(const tagc_job *job, const ticket *one, const buffer *own, const void *input) {
     return one->unit ? tagc_model_copy_in(one)
-                                            : tagc_queue_copy(job->queue, own->in, input, job->n_bytes_in,
-                                                              TAGC_COPY_TO_HOST, job->queue->out);
+                     : tagc_queue_copy(job->queue, own->in, input, job->n_bytes_in, TAGC_COPY_TO_HOST,
+                                       job->queue->out);
 }
 
 static tagc_status copy_out(const tagc_job *job, const ticket *one, const buffer *own, void *output) {
     return one->unit ? tagc_model_copy_out(one)
-                                            : tagc_queue_copy(job->queue, output, own->out, job->n_bytes_out,
-                                                              TAGC_COPY_TO_DEVICE, job->queue->back);
+                     : tagc_queue_copy(job->queue, output, own->out, job->n_bytes_out, TAGC_COPY_TO_DEVICE,
+                                       job->queue->back);
 }
 
 /* When this fails, no stream has any work yet, so the queue stays usable. */

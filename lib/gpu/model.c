@@ -379,10 +379,10 @@ static size_t list_runs(const tagc_model_unit *u, const arrays *a, unit_lists *l
             } else if (l) {
                 const tagc_reducer *r = u->parts[p].reducer;
                 l->parts[p] = (unit_part_options){.reducer = u->parts[p].reducer,
-                                               .n_gradient = r->n_given,
-                                               .n_output = tagc_reducer_given_output(r),
-                                               .packs = maker.runs,
-                                               .n_packs = join(maker.runs, maker.n)};
+                                                  .n_gradient = r->n_given,
+                                                  .n_output = tagc_reducer_given_output(r),
+                                                  .packs = maker.runs,
+                                                  .n_packs = join(maker.runs, maker.n)};
             }
             n += maker.n;
         }
@@ -677,8 +677,7 @@ tagc_status tagc_model_run(const ticket *one) {
 static tagc_status begin_part(tagc_model_part *part, tagc_status failure) {
     const tagc_model_place *m = place_of(part->unit);
     uint32_t p = (uint32_t)(part - part->unit->parts);
-    if (failure != TAGC_OK)
-        return tagc_ahead_refuse(part->reducer, m->step, failure, part->unit->text);
+    if (failure != TAGC_OK) return tagc_ahead_refuse(part->reducer, m->step, failure, part->unit->text);
     const gpu_room room = tagc_unit_room_of(m->now, p);
     return tagc_ahead_begin(m->ahead->parts[p].ahead, m->step, &room);
 }

@@ -21,8 +21,8 @@ typedef struct ticket {
     uint64_t number; /* 0: free */
     uint64_t tag;
     size_t n_bytes_out;
-    tagc_unit *unit; /* of a model; NULL: the caller exchanges it */
-    uint64_t step;   /* of the unit: the number of its exchange, from which rounding derives */
+    tagc_unit *unit;    /* of a model; NULL: the caller exchanges it */
+    uint64_t step;      /* of the unit: the number of its exchange, from which rounding derives */
     uint64_t first_add; /* of a unit with kernels: the number of its first sums in flags `add` and `added` */
     int buffer;
     int is_in_streams; /* some of its work is, behind all of the exchange that had its buffer before */
@@ -182,8 +182,7 @@ tagc_status tagc_queue_wait_for_all(tagc_queue *queue);
 tagc_status tagc_job_put(tagc_job *job, tagc_unit *unit, uint64_t step, const void *input, void *output,
                          void *stream, int waits, uint64_t *number);
 /* Issues a ticket that has failed, with the text of the last failure, and puts nothing into streams. */
-void tagc_job_put_failed(tagc_job *job, tagc_unit *unit, uint64_t step, tagc_status status,
-                         uint64_t *number);
+void tagc_job_put_failed(tagc_job *job, tagc_unit *unit, uint64_t step, tagc_status status, uint64_t *number);
 /* Blocks until an exchange is finished, or never will be. */
 void tagc_queue_wait_for_ticket(tagc_queue *queue, uint64_t number);
 int tagc_queue_has_finished(tagc_queue *queue, uint64_t number);

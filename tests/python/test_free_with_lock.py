@@ -1,5 +1,5 @@
-"""Exchanges on a device need no lock of Python's: two ranks in this process, whose messages go by libtagc's own
-transport."""
+"""Exchanges on a device need no lock of Python's: two ranks in this process, whose messages go by libtagc's
+own transport."""
 
 import concurrent.futures
 import copy
