@@ -57,8 +57,6 @@ class Disagreement(Error):
 class Comm:
     """One rank's connection to the others of `group`. Collective to make. transport: as in compress()."""
 
-    place = 0  # of its ranks in their hosts, if gradients are added up there first
-
     def __init__(self, group: dist.ProcessGroup, timeout_s: float, transport: str = "host") -> None:
         self._timeout_s = timeout_s
         self._lock = threading.RLock()
