@@ -112,7 +112,8 @@ class _Once:
         schedule.gentle = schedule.fresh = False
         schedule.sparsity, schedule.format = 0.0, lib.FORMATS[self._values]
         options = lib.initialised(lib.ModelOptions, "tagc_model_options_init")
-        options.schedule.options, options.n_threads = ctypes.pointer(schedule), self._options.threads or 1
+        options.schedule.options = ctypes.pointer(schedule)
+        options.n_threads = self._options.threads or 1
         options.formats.residual, options.formats.result = lib.RESIDUAL_NONE, self._result_format
         return options, {parameter.name: parameter.kind for parameter in parameters}, schedule
 
