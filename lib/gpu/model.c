@@ -9,8 +9,8 @@
 #include "codec/elements.h"
 #include "core/memory.h"
 #include "core/status.h"
+#include "gpu/ahead_unit.h"
 #include "gpu/store.h"
-#include "gpu/unit_private.h"
 #include "schedule/constants.h"
 #include "unit/unit.h"
 
@@ -35,7 +35,7 @@ struct tagc_model_place {
     tagc_unit *bare;   /* without kernels */
     tagc_unit *ahead;  /* with kernels, for the pieces that are known; or NULL */
     uint64_t ticket;   /* of the last exchange */
-    tagc_unit_step step;
+    uint64_t step;     /* and its number */
     const ticket *now; /* the queue's thread: what it exchanges */
     double *squares;   /* (n_members) of parts */
     /* Gradients, then sums, of the last exchange: as the caller had them. */
@@ -197,7 +197,7 @@ static tagc_status find_zeros(tagc_model_unit *unit, void *stream) {
 
 /* ---- where pieces lie ---- */
 
-/* As a run of its array and a part's: see tagc_unit_part. */
+/* As a run of its array and a part's: see unit_part_options. */
 typedef struct run_maker {
     tagc_run *runs; /* NULL: counts */
     size_t n;
@@ -320,7 +320,7 @@ static tagc_status remember(tagc_model_place *m) {
 
 /* The lists that tagc_unit_make copies. */
 typedef struct unit_lists {
-    tagc_unit_part *parts;
+    unit_part_options *parts;
     tagc_run *runs;
     uint32_t *numbers, *counts;
     uint64_t *places;
@@ -378,11 +378,11 @@ static size_t list_runs(const tagc_model_unit *u, const arrays *a, unit_lists *l
                 l->parts[p].n_unpacks = join(maker.runs, maker.n);
             } else if (l) {
                 const tagc_reducer *r = u->parts[p].reducer;
-                l->parts[p] = (tagc_unit_part){.reducer = u->parts[p].reducer,
-                                               .n_gradient = r->n_given,
-                                               .n_output = tagc_reducer_given_output(r),
-                                               .packs = maker.runs,
-                                               .n_packs = join(maker.runs, maker.n)};
+                l->parts[p] = (unit_part_options){.reducer = u->parts[p].reducer,
+                                                  .n_gradient = r->n_given,
+                                                  .n_output = tagc_reducer_given_output(r),
+                                                  .packs = maker.runs,
+                                                  .n_packs = join(maker.runs, maker.n)};
             }
             n += maker.n;
         }
@@ -411,22 +411,21 @@ static tagc_status make_ahead(tagc_model_place *m, tagc_unit **out) {
     list_runs(u, &a, &l, &is_odd);
     list_samples(u, a.input, &l, &n_sampled);
     tagc_unit_label(model, number_of(u), u->members[0], label);
-    tagc_unit_options options = {.struct_bytes = sizeof options,
-                                 .what = label,
-                                 .element = o->formats.gradient,
-                                 .factor = u->factor,
-                                 .n_parts = u->n_parts,
-                                 .parts = l.parts,
-                                 .n_input = a.in_bytes / tagc_element_bytes(o->formats.gradient),
-                                 .n_output = a.out_bytes / tagc_element_bytes(o->formats.sum),
-                                 .n_comms = 1,
-                                 .comms = {model->between},
-                                 .n_sampled = n_sampled,
-                                 .schedule = model->schedule,
-                                 .numbers = l.numbers,
-                                 .counts = l.counts,
-                                 .places = l.places};
-    tagc_status status = tagc_unit_make(m->queue, m, &options, o->formats.sum, overlaps(&a), out);
+    unit_options options = {.what = label,
+                            .gradient = o->formats.gradient,
+                            .sum = o->formats.sum,
+                            .may_overlap = overlaps(&a),
+                            .factor = u->factor,
+                            .n_parts = u->n_parts,
+                            .parts = l.parts,
+                            .n_input = a.in_bytes / tagc_element_bytes(o->formats.gradient),
+                            .n_output = a.out_bytes / tagc_element_bytes(o->formats.sum),
+                            .n_sampled = n_sampled,
+                            .schedule = model->schedule,
+                            .numbers = l.numbers,
+                            .counts = l.counts,
+                            .places = l.places};
+    tagc_status status = tagc_unit_make(m->queue, m, &options, out);
     tagc_memory_destroy(memory);
     return status;
 }
@@ -613,18 +612,18 @@ static void begin(tagc_model_unit *unit, void *stream, int waits) {
         a = arrays_of(m, unit->gradients, unit->n_gradients, unit->sums, unit->n_sums);
         if (!unit->is_there)
             status = make_copies(m);
-        else if (!m->ahead || m->ahead->of.factor != unit->factor || !is_known(m, &a))
+        else if (!m->ahead || m->ahead->factor != unit->factor || !is_known(m, &a))
             status = make_for_pieces(m);
     }
     unit->ended = TAGC_ERR_STATE;
     snprintf(unit->ended_text, sizeof unit->ended_text, "the queue was closed before this exchange");
     unit->gradients = unit->sums = NULL; /* the caller's lists */
-    m->step = (tagc_unit_step){.number = unit->n_exchanges};
+    m->step = unit->n_exchanges;
     if (status != TAGC_OK) {
-        tagc_job_put_failed(m->bare->job, m->bare, &m->step, status, &m->ticket);
+        tagc_job_put_failed(m->bare->job, m->bare, m->step, status, &m->ticket);
     } else {
         tagc_unit *own = unit->is_there ? m->ahead : m->bare;
-        status = tagc_job_put(own->job, own, &m->step, a.input, a.output, stream, waits, &m->ticket);
+        status = tagc_job_put(own->job, own, m->step, a.input, a.output, stream, waits, &m->ticket);
     }
     if (status != TAGC_OK) spoil(m, sums, n_sums, stream, waits);
 }
@@ -678,10 +677,9 @@ tagc_status tagc_model_run(const ticket *one) {
 static tagc_status begin_part(tagc_model_part *part, tagc_status failure) {
     const tagc_model_place *m = place_of(part->unit);
     uint32_t p = (uint32_t)(part - part->unit->parts);
-    if (failure != TAGC_OK)
-        return tagc_ahead_refuse(part->reducer, m->step.number, failure, part->unit->text);
+    if (failure != TAGC_OK) return tagc_ahead_refuse(part->reducer, m->step, failure, part->unit->text);
     const gpu_room room = tagc_unit_room_of(m->now, p);
-    return tagc_ahead_begin(m->ahead->parts[p].ahead, m->step.number, &room);
+    return tagc_ahead_begin(m->ahead->parts[p].ahead, m->step, &room);
 }
 
 static void add(tagc_model_unit *unit) {

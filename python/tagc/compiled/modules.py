@@ -268,7 +268,7 @@ class Module:
 
     def _layout(self, have: tuple[Sharded, ...]) -> layouts.Layout:
         if have not in self._layouts:
-            self._layouts[have] = layouts.chunked([each.parameter for each in have], self.n_ranks)
+            self._layouts[have] = layouts.chunked([shard.parameter for shard in have], self.n_ranks)
         return self._layouts[have]
 
     def end(self) -> None:
