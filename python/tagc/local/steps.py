@@ -495,8 +495,8 @@ class LocalSteps:
             yield
         except BaseException as problem:
             if not isinstance(problem, Error) or problem.status in LOST:
-                is_said = isinstance(problem, Exception)
-                self._failure = problem if is_said else Error("state", type(problem).__name__)
+                name = type(problem).__name__
+                self._failure = problem if isinstance(problem, Exception) else Error("state", name)
                 self._comms[0].abort(str(problem))
                 self.drop_flights()
             raise
