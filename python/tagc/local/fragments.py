@@ -82,6 +82,7 @@ class Fragment:
             layouts.Parameter(place.trained.name, (place.length,), kinds[place.trained.name], split=(str(i),))
             for i, place in enumerate(self.places)
         ]
+        self.is_gated = settings.gate is not None
         self.anchor = zeros(self.n_elems)
         self.velocity = zeros(self.n_elems if settings.outer_momentum else 0)
         self.unit: UnitModel | None = None  # none without elements or sites
@@ -140,6 +141,26 @@ class Fragment:
         for place in self.places:
             delta[place.at].copy_(place.read())
             torch.sub(place.rounded(self.anchor), delta[place.at], out=delta[place.at])
+
+    def hold_back(
+        self, delta: torch.Tensor, residuals: Mapping[str, torch.Tensor], sent: torch.Tensor, share: float
+    ) -> dict[str, torch.Tensor]:
+        """Takes the residuals, adds the delta, and writes to `sent` what changes a weight in bf16. Returns
+        the rest, by name of the parameter, which is for the next residual. share: by what deltas were
+        multiplied, as parts of a mean."""
+        held = {}
+        sent.zero_()
+        for place, parameter in zip(self.places, self._parameters):
+            total = sent[place.at].copy_(delta[place.at])
+            if parameter.kind != "compressed":
+                continue
+            if (residual := residuals.get(parameter.name)) is not None:
+                total.add_(residual)
+            stays = total.abs() < half_a_unit(place.rounded(self.anchor)).mul_(share)
+            held[parameter.name] = torch.where(stays, total, 0.0)
+            total.masked_fill_(stays, 0.0)
+        self.set_residuals_on_the_wire({})
+        return held
 
     def restore(self) -> None:
         """Gives the parameters the base. Local, so not for slices of DDP."""
@@ -227,15 +248,17 @@ class Flight:
         self._arrays = zeros(n_elems), zeros(n_elems)
         self.delta, self.mean = self._arrays  # as much of them as the fragment has
         self._before: dict[str, torch.Tensor] | None = None  # residuals, once it is launched
-        self._is_begun = False
+        self._held: dict[str, torch.Tensor] = {}  # what changes no weight, and so waits
+        self._share, self._is_begun = 1.0, False
 
     def tensors(self) -> list[torch.Tensor]:
-        return [*self._arrays, *(self._before or {}).values()]
+        return [*self._arrays, *(self._before or {}).values(), *self._held.values()]
 
     def begin(self, fragment: Fragment, step: int, delta: Mapping[str, torch.Tensor] | None = None) -> None:
         """Computes the pseudo-gradient, or takes that of a checkpoint, by name. Local."""
         self.fragment, self.step, self.failure, self._before = fragment, step, None, None
         self.delta, self.mean = (array[: fragment.n_elems] for array in self._arrays)
+        self._held, self._share = {}, 1.0
         if delta is None:
             fragment.take_delta(self.delta)
             return
@@ -245,11 +268,20 @@ class Flight:
     def is_finite(self) -> bool:
         return all(bool(values.isfinite().all()) for values in self.fragment.views(self.delta).values())
 
+    def divide(self, n_sites: int) -> None:
+        """Makes the delta a part of the mean of so many sites."""
+        self.delta.div_(n_sites)
+        self._share = 1 / n_sites
+
     def launch(self, number: int) -> None:
         """Starts exchange `number` of all sites, and returns. Collective in effect."""
-        self._before = self.fragment.residuals_on_the_wire()
-        if self.fragment.unit is not None:
-            self.fragment.unit.begin(self.delta, self.mean, number, 1.0)
+        fragment, sent = self.fragment, self.delta
+        self._before = fragment.residuals_on_the_wire()
+        if fragment.is_gated:
+            sent = self.mean  # where sums come, too
+            self._held = fragment.hold_back(self.delta, self._before, sent, self._share)
+        if fragment.unit is not None:
+            fragment.unit.begin(sent, self.mean, number, 1.0)
             self._is_begun = True
 
     def end(self) -> Stats:
@@ -257,7 +289,14 @@ class Flight:
         if not self._is_begun or self.fragment.unit is None:
             return []
         self._is_begun = False
-        return self.fragment.unit.model.end()
+        stats = self.fragment.unit.model.end()
+        if self._held:
+            now = self.fragment.residuals_on_the_wire()
+            for name, values in self._held.items():
+                now[name] = values + now[name] if name in now else values
+            self.fragment.set_residuals_on_the_wire(now)
+            self._held = {}
+        return stats
 
     def residuals(self) -> dict[str, torch.Tensor]:
         """Returns those of the fragment before the launch."""
@@ -273,6 +312,13 @@ class Flight:
         with contextlib.suppress(Error):
             self.end()
         self.undo()
+
+
+def half_a_unit(values: torch.Tensor) -> torch.Tensor:
+    """Returns half a unit in the last place of each of these values in bf16."""
+    near = values.bfloat16()
+    further = (near.view(torch.int16) + 1).view(torch.bfloat16)  # the next one away from zero
+    return further.float().sub_(near.float()).abs_().mul_(0.5)
 
 
 def cut(sizes: Sequence[int], n: int) -> list[range]:

@@ -13,6 +13,9 @@ from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.extension import Layers, choice, layouts, number, of_direct, policy, sparsity_in_range
 
+# A share of zeros with which libtagc selects: of n values at most n - 1, and never a zero.
+ALL_BUT_ZEROS = 1e-9
+
 
 @dataclasses.dataclass
 class Settings:
@@ -26,6 +29,7 @@ class Settings:
     residual_decay: float
     sparsity: float
     values: str
+    gate: str | None
     layers: Layers
     rules: Mapping[str, str] | None
     threads: int
@@ -46,6 +50,7 @@ class Settings:
         number("residual_decay", self.residual_decay, 0, 1)
         sparsity_in_range("sparsity", self.sparsity)
         choice("values", self.values, tuple(lib.FORMATS))
+        choice("gate", self.gate, (None, "bf16"))
         if not callable(self.layers):
             choice("layers", self.layers, policy.LAYERS)
         number("threads", self.threads, 1, 256, int)
@@ -57,9 +62,12 @@ class Settings:
         """Returns how fragments are sent, as model.Follower says."""
         options = lib.initialised(lib.ModelOptions, "tagc_model_options_init")
         sent = lib.initialised(lib.ScheduleOptions, "tagc_schedule_options_init")
-        sent.gentle, sent.sparsity, sent.format = 0, self.sparsity, lib.FORMATS[self.values]
+        sparsity = self.sparsity or (ALL_BUT_ZEROS if self.gate else 0.0)
+        sent.gentle, sent.sparsity, sent.format = 0, sparsity, lib.FORMATS[self.values]
         options.schedule = ctypes.pointer(sent)
-        options.block = of_direct(self.values, self.sparsity).get("block", 0)
+        options.block = of_direct(self.values, sparsity).get("block", 0)
+        if self.gate and sparsity < 0.5:  # by default all sums would be sent, zeros too
+            options.result_sparsity = ALL_BUT_ZEROS
         # exchanges are rare, residual_decay would round each time, and there are anchors of 4 bytes anyway
         options.residual, options.n_threads = lib.FORMATS["fp32"], self.threads
         return options, {parameter.name: parameter.kind for parameter in parameters}, sent
@@ -79,7 +87,7 @@ class Settings:
             if self.sparsity
             else f"every value as {self.values}"
         )
-        return f"direct, {how}"
+        return f"direct, {how}" + (f" that changes weights in {self.gate}" if self.gate else "")
 
     def fingerprint(self) -> dict[str, Any]:
         """Returns what must be the same on all ranks, by name."""

@@ -25,7 +25,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -109,6 +109,9 @@ class LocalSteps:
     sparsity, values, layers, rules: what is sent, as of compress(); by default every value in 4 bits.
         Attention and positions ("mild") travel as all that is compressed does. sparsity=0, values="fp32"
         sends everything and leaves no residual.
+    gate: "bf16" holds back, in the residual, what is below half a unit in the last place of its weight in
+        bf16, because alone it would change no weight. The rest is sent, with a sparsity its largest values.
+        PULSELoCo's rule, for small learning rates: the fewer weights change, the fewer bytes travel.
     threads: of the codec. timeout_s: after which a silent site is an error. Not given: the time-out of the
         group between sites, as init_process_group() got it; 300 with a manager.
     on_exchange: called with stats() after each exchange. verbose: rank 0 prints what is compressed.
@@ -131,6 +134,7 @@ class LocalSteps:
         residual_decay: float = 1.0,
         sparsity: float = 0.0,
         values: Values = "int4",
+        gate: Literal["bf16"] | None = None,
         layers: Layers = "non-attention-linear",
         rules: Mapping[str, Class] | None = None,
         between: dist.ProcessGroup | DeviceMesh | str | None = None,
@@ -150,6 +154,7 @@ class LocalSteps:
             "residual_decay": residual_decay,
             "sparsity": sparsity,
             "values": values,
+            "gate": gate,
             "layers": layers,
             "rules": rules,
             "threads": threads,

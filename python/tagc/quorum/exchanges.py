@@ -222,7 +222,7 @@ class Exchanges:
             return None, True
         is_now = True
         if contributes:
-            flight.delta.div_(sum(vote > 0 for vote in votes))
+            flight.divide(sum(vote > 0 for vote in votes))
         else:
             flight.begin(handle.fragments[wanted.pop() - 1], handle.n_steps)
             is_now = self._is_healed or fragment is not None or not flight.delta.any()
