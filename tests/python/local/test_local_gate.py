@@ -127,6 +127,9 @@ def goes_on_bit_for_bit(rank, world_size):
     model, optimizer, handle = made()
     train(model, optimizer, 6, rank)
     assert len(handle.flying) == 2
+    # delta, mean, residuals before, and what is held back
+    n = sum(values.numel() for values in handle.state_dict()[f"rank{rank}"]["residual"].values())
+    assert handle.memory().host.transient >= 16 * n
     file = io.BytesIO()
     torch.save([one.state_dict() for one in (model, optimizer, handle)], file)
     train(model, optimizer, 8, rank, first=6)
