@@ -1,13 +1,9 @@
 /* Plans against what is published: what sharding saves and costs, and the volumes of the paper's configurations in
  * bits per parameter. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
 #include <math.h>
 
+#include "../test.h"
 #include "core/status.h"
 #include "plan/plan.h"
 
@@ -56,8 +52,7 @@ static double n_embeddings(const tagc_gpt2_config *c) {
 
 /* ZeRO, section 5 and 7: state of a rank falls to a part in W; layers 1 and 2 move what an all-reduce moves, layer 3
  * half as much again (a ring all-reduce moves every value twice; here, to its owner and back). */
-static void sharding_divides_state_and_costs_half_more(void **state) {
-    (void)state;
+TEST(sharding_divides_state_and_costs_half_more) {
     for (int world_size = 2; world_size <= 64; world_size *= 2) {
         tagc_setup setup = make(TAGC_PLACE_NONE, world_size);
         double n = (double)tagc_gpt2_n_params(&setup.model), emb = n_embeddings(&setup.model);
@@ -83,8 +78,7 @@ static void sharding_divides_state_and_costs_half_more(void **state) {
 }
 
 /* One host per rank: nothing to shard within, so hybrid is DDP; one host for all: it is ZeRO-3 and sends nothing. */
-static void hybrid_lies_between(void **state) {
-    (void)state;
+TEST(hybrid_lies_between) {
     tagc_setup setup = make(TAGC_PLACE_HYBRID, 8);
     counted apart = count(&setup);
     setup.placement = TAGC_PLACE_NONE;
@@ -124,8 +118,7 @@ static double host_bytes(const counted *c) {
 
 /* PyTorch's FSDP2 with deltas: between hosts what ZeRO-2 sends of them, within a host two gathers in bf16 of each micro-step,
  * and the memory of ZeRO-3 with a replica, 2 bytes of what the ranks of a place own. */
-static void sharded_parameters_travel_as_deltas(void **state) {
-    (void)state;
+TEST(sharded_parameters_travel_as_deltas) {
     for (int per_host = 1; per_host <= 4; per_host *= 2) {
         tagc_setup setup = make(TAGC_PLACE_ZERO3, 8);
         setup.n_hosts = 8 / per_host;
@@ -159,8 +152,7 @@ static void sharded_parameters_travel_as_deltas(void **state) {
 }
 
 /* The paper's Figures 1 and 2: index of b bits there and back, a sketch of 32 / ratio bits to the owner. */
-static void volumes_of_the_paper(void **state) {
-    (void)state;
+TEST(volumes_of_the_paper) {
     static const struct {
         double ratio, sparsity, bits[2]; /* 1-bit and 4-bit index */
     } rows[] = {{2, 0.8, {18, 24}}, {4, 0.9, {10, 16}}, {10, 0.9875, {5.2, 11.2}}};
@@ -192,8 +184,7 @@ static void volumes_of_the_paper(void **state) {
 
 /* All legs of the compressed part: parameters twice and the gradient once, 96 bits, against 69.2. Only matrices that
  * both passes read count here: not the token embedding, which forward alone reads, and not the root unit. */
-static void all_legs_of_the_paper(void **state) {
-    (void)state;
+TEST(all_legs_of_the_paper) {
     tagc_setup setup = make(TAGC_PLACE_ZERO3, 2);
     setup.engine.wrap = TAGC_WRAP_MATRIX;
     const tagc_gpt2_config *c = &setup.model;
@@ -226,8 +217,7 @@ static void all_legs_of_the_paper(void **state) {
 }
 
 /* Positions that fall independently: of the ranks that choose, which are hosts where their ranks add first. Sums come back here. */
-static void unions_are_of_those_who_choose(void **state) {
-    (void)state;
+TEST(unions_are_of_those_who_choose) {
     static const int exchanges[] = {TAGC_EXCHANGE_PACKED, TAGC_EXCHANGE_SKETCH, TAGC_EXCHANGE_DIRECT};
     tagc_setup setup = make(TAGC_PLACE_NONE, 8);
     setup.n_hosts = 4;
@@ -246,8 +236,7 @@ static void unions_are_of_those_who_choose(void **state) {
 }
 
 /* Accumulation moves gradients once per optimizer step, unless each micro-step sends, as the published loop does. */
-static void accumulation_defers_gradients(void **state) {
-    (void)state;
+TEST(accumulation_defers_gradients) {
     tagc_setup setup = make(TAGC_PLACE_ZERO2, 4);
     counted one = count(&setup);
     setup.engine.n_micro_steps = 20;
@@ -261,17 +250,4 @@ static void accumulation_defers_gradients(void **state) {
     setup.engine.exchange_each_micro_step = 0;
     setup.engine.gather = setup.engine.dense_format = TAGC_FORMAT_BF16;
     assert_near(count(&setup).all_bits, 32, 1e-3);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sharding_divides_state_and_costs_half_more),
-        cmocka_unit_test(hybrid_lies_between),
-        cmocka_unit_test(sharded_parameters_travel_as_deltas),
-        cmocka_unit_test(volumes_of_the_paper),
-        cmocka_unit_test(all_legs_of_the_paper),
-        cmocka_unit_test(unions_are_of_those_who_choose),
-        cmocka_unit_test(accumulation_defers_gradients),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* The planner of GPT-2 lays out an engine; a plan on a mesh has formulas. Both know FSDP2, with deltas and without, and what
  * computing takes. */
+#include "../test.h"
 #include "core/status.h"
 #include "mesh/mesh.h"
 #include "plan/ask.h"
@@ -8,12 +9,8 @@
 #include "sizes/rows.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define OK(call)                                                                                             \
     do {                                                                                                     \
@@ -76,8 +73,7 @@ static tagc_mesh_question mesh_question(int gather, int placement, int per_host)
                                 .block = 64};
 }
 
-static void both_planners_agree_on_what_both_know(void **state) {
-    (void)state;
+TEST(both_planners_agree_on_what_both_know) {
     const struct {
         int gather, sharding, placement;
     } ways[] = {{TAGC_GATHER_BF16, TAGC_SHARD_FULL, TAGC_PLACE_ZERO3},
@@ -109,8 +105,7 @@ static void both_planners_agree_on_what_both_know(void **state) {
     }
 }
 
-static void both_planners_agree_on_computing(void **state) {
-    (void)state;
+TEST(both_planners_agree_on_computing) {
     for (int n_tokens = N_TOKENS; n_tokens <= 8192; n_tokens *= 8) { /* at last it is half attention */
         tagc_plan_question q = question(TAGC_GATHER_BF16, TAGC_SHARD_FULL, 1);
         tagc_mesh_question m = mesh_question(TAGC_GATHER_BF16, TAGC_PLACE_ZERO3, 1);
@@ -124,8 +119,7 @@ static void both_planners_agree_on_computing(void **state) {
     }
 }
 
-static void tokens_need_not_be_whole_sequences(void **state) {
-    (void)state;
+TEST(tokens_need_not_be_whole_sequences) {
     double of_2048 = 0;
     for (int n_tokens = 2048; n_tokens <= 5120; n_tokens += 512) {
         tagc_times_setup setup = {.n_layer = N_LAYER,
@@ -146,8 +140,7 @@ static void tokens_need_not_be_whole_sequences(void **state) {
 }
 
 /* Names say the bits and the share of zeros that the schedule has. */
-static void strategies_are_named_as_they_send(void **state) {
-    (void)state;
+TEST(strategies_are_named_as_they_send) {
     for (int i = 0; i < TAGC_N_STRATEGIES; i++) {
         const tagc_strategy *s = &tagc_strategies[i];
         char zeros[32];
@@ -162,8 +155,7 @@ static void strategies_are_named_as_they_send(void **state) {
     }
 }
 
-static void what_the_planner_refuses_is_said(void **state) {
-    (void)state;
+TEST(what_the_planner_refuses_is_said) {
     tagc_plan_question good = question(TAGC_GATHER_BF16, TAGC_SHARD_FULL, 1), q[5];
     tagc_plan_reply reply;
     const char *const words[] = {"levels is 3, allowed: 1 and 2",
@@ -183,13 +175,4 @@ static void what_the_planner_refuses_is_said(void **state) {
         if (!strstr(tagc_last_error(), words[i]))
             fail_msg("\"%s\" lacks \"%s\"", tagc_last_error(), words[i]);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(both_planners_agree_on_what_both_know),
-                                       cmocka_unit_test(both_planners_agree_on_computing),
-                                       cmocka_unit_test(tokens_need_not_be_whole_sequences),
-                                       cmocka_unit_test(strategies_are_named_as_they_send),
-                                       cmocka_unit_test(what_the_planner_refuses_is_said)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }
