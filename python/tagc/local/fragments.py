@@ -138,22 +138,23 @@ class Fragment:
             self.anchor[place.at].copy_(place.read())
 
     def take_delta(self, delta: torch.Tensor) -> None:
+        if self._n_slices > 1:  # there is room between them
+            delta.zero_()
         for place in self.places:
             delta[place.at].copy_(place.read())
             torch.sub(place.rounded(self.anchor), delta[place.at], out=delta[place.at])
 
     def hold_back(
-        self, delta: torch.Tensor, residuals: Mapping[str, torch.Tensor], sent: torch.Tensor, share: float
+        self, delta: torch.Tensor, residuals: Mapping[str, torch.Tensor], share: float
     ) -> dict[str, torch.Tensor]:
-        """Takes the residuals, adds the delta, and writes to `sent` what changes a weight in bf16. Returns
-        the rest, by name of the parameter, which is for the next residual. share: by what deltas were
-        multiplied, as parts of a mean."""
+        """Moves the residuals to the delta, and leaves there what changes a weight in bf16. Returns the rest,
+        by name of the parameter, which is for the next residual. share: by what the delta was multiplied, as
+        a part of a mean."""
         held = {}
-        sent.zero_()
         for place, parameter in zip(self.places, self._parameters):
-            total = sent[place.at].copy_(delta[place.at])
             if parameter.kind != "compressed":
                 continue
+            total = delta[place.at]
             if (residual := residuals.get(parameter.name)) is not None:
                 total.add_(residual)
             stays = total.abs() < half_a_unit(place.rounded(self.anchor)).mul_(share)
@@ -238,15 +239,16 @@ class Fragment:
 
 
 class Flight:
-    """A fragment under way. Its arrays are made once; fragments use them in turn."""
+    """A fragment under way. Its arrays are made once; fragments use them in turn. is_delayed: whether
+    parameters may change before the outer step, which then needs the delta; else the mean takes its place."""
 
     fragment: Fragment
     step = 0  # of begin()
     failure: Exception | None = None  # sent to the other ranks
 
-    def __init__(self, n_elems: int) -> None:
-        self._arrays = zeros(n_elems), zeros(n_elems)
-        self.delta, self.mean = self._arrays  # as much of them as the fragment has
+    def __init__(self, n_elems: int, is_delayed: bool) -> None:
+        self._arrays = [zeros(n_elems) for _ in range(1 + is_delayed)]
+        self.delta, self.mean = self._arrays[0], self._arrays[-1]  # as much of them as the fragment has
         self._before: dict[str, torch.Tensor] | None = None  # residuals, once it is launched
         self._held: dict[str, torch.Tensor] = {}  # what changes no weight, and so waits
         self._share, self._is_begun = 1.0, False
@@ -257,7 +259,8 @@ class Flight:
     def begin(self, fragment: Fragment, step: int, delta: Mapping[str, torch.Tensor] | None = None) -> None:
         """Computes the pseudo-gradient, or takes that of a checkpoint, by name. Local."""
         self.fragment, self.step, self.failure, self._before = fragment, step, None, None
-        self.delta, self.mean = (array[: fragment.n_elems] for array in self._arrays)
+        arrays = [array[: fragment.n_elems] for array in self._arrays]
+        self.delta, self.mean = arrays[0], arrays[-1]
         self._held, self._share = {}, 1.0
         if delta is None:
             fragment.take_delta(self.delta)
@@ -266,6 +269,9 @@ class Flight:
             values.copy_(delta[name])
 
     def is_finite(self) -> bool:
+        """Returns whether the delta is."""
+        if self.delta is self.mean:  # nothing has changed since
+            self.fragment.take_delta(self.delta)
         return all(bool(values.isfinite().all()) for values in self.fragment.views(self.delta).values())
 
     def divide(self, n_sites: int) -> None:
@@ -278,8 +284,8 @@ class Flight:
         fragment, sent = self.fragment, self.delta
         self._before = fragment.residuals_on_the_wire()
         if fragment.is_gated:
-            sent = self.mean  # where sums come, too
-            self._held = fragment.hold_back(self.delta, self._before, sent, self._share)
+            sent = self.mean.copy_(self.delta)  # where sums come, too
+            self._held = fragment.hold_back(sent, self._before, self._share)
         if fragment.unit is not None:
             fragment.unit.begin(sent, self.mean, number, 1.0)
             self._is_begun = True

@@ -64,12 +64,12 @@ class Settings:
         sent = lib.initialised(lib.ScheduleOptions, "tagc_schedule_options_init")
         sparsity = self.sparsity or (ALL_BUT_ZEROS if self.gate else 0.0)
         sent.gentle, sent.sparsity, sent.format = 0, sparsity, lib.FORMATS[self.values]
-        options.schedule = ctypes.pointer(sent)
-        options.block = of_direct(self.values, sparsity).get("block", 0)
+        options.schedule.options = ctypes.pointer(sent)
+        options.formats.block = of_direct(self.values, sparsity).get("block", 0)
         if self.gate and sparsity < 0.5:  # by default all sums would be sent, zeros too
-            options.result_sparsity = ALL_BUT_ZEROS
+            options.formats.result_sparsity = ALL_BUT_ZEROS
         # exchanges are rare, residual_decay would round each time, and there are anchors of 4 bytes anyway
-        options.residual, options.n_threads = lib.FORMATS["fp32"], self.threads
+        options.formats.residual, options.n_threads = lib.FORMATS["fp32"], self.threads
         return options, {parameter.name: parameter.kind for parameter in parameters}, sent
 
     def due(self) -> list[int]:

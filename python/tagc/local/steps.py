@@ -187,7 +187,8 @@ class LocalSteps:
             of_fragment = trained[those.start : those.stop]
             self.fragments.append(Fragment(i, of_fragment, kinds, self.site, self.settings))
         n_elems = max(fragment.n_elems for fragment in self.fragments)
-        self.free_flights = [Flight(n_elems) for _ in range(self.settings.n_flights())]
+        is_delayed = delay > 0 or manager is not None  # a site that joins may be further than the others
+        self.free_flights = [Flight(n_elems, is_delayed) for _ in range(self.settings.n_flights())]
         self._recorder = Recorder(sum(fragment.n_real for fragment in self.fragments))
         try:
             if manager is None:
