@@ -220,7 +220,7 @@ class Fragment:
     def checksum(self) -> int:
         """Returns a hash of the bits of anchor and velocity."""
         crc = 0
-        for array in filter(torch.numel, (self.anchor, self.velocity)):  # zlib takes nothing for a beginning
+        for array in filter(torch.numel, (self.anchor, self.velocity)):  # zlib begins anew where nothing is
             crc = zlib.crc32((ctypes.c_char * array.nbytes).from_address(array.data_ptr()), crc)
         return crc
 

@@ -183,9 +183,9 @@ class LocalSteps:
         sent = {"compressed": (self.settings.travels(), None), "dense": ("dense", None)}
         self.table = policy.table(rows, sent)
         kinds, trained = {row.name: row.class_ for row in rows}, self.site.trained
-        for i, those in enumerate(cut([one.parameter.numel() for one in trained], fragments)):
-            of_fragment = trained[those.start : those.stop]
-            self.fragments.append(Fragment(i, of_fragment, kinds, self.site, self.settings))
+        for i, members in enumerate(cut([one.parameter.numel() for one in trained], fragments)):
+            parameters = trained[members.start : members.stop]
+            self.fragments.append(Fragment(i, parameters, kinds, self.site, self.settings))
         n_elems = max(fragment.n_elems for fragment in self.fragments)
         is_delayed = delay > 0 or manager is not None  # a site that joins may be further than the others
         self.free_flights = [Flight(n_elems, is_delayed) for _ in range(self.settings.n_flights())]
@@ -241,9 +241,9 @@ class LocalSteps:
                 chosen["timeout_s"] = timeout_of(between or (groups[0] if manager is None else None))
             self.settings = Settings(**chosen)
             site = self.site = Site(self.model, inner(optimizer), between, manager is not None)
-            own = {id(one.parameter) for one in site.trained}
-            at_work = [one for one in list(_made) if not one.is_closed and one._failure is None]
-            if any(id(one.parameter) in own for other in at_work for one in other.site.trained):
+            at_work = [other for other in list(_made) if not other.is_closed and other._failure is None]
+            taken = {id(one.parameter) for other in at_work for one in other.site.trained}
+            if any(id(one.parameter) in taken for one in site.trained):
                 raise Error("state", "this model has LocalSteps already: close() them first")
             if manager is not None:
                 groups = site.inner or [None]
@@ -603,14 +603,15 @@ class LocalSteps:
                 before = None if self.managed is None else self.managed.residuals_before(fragment)
                 if flight is not None:
                     before = flight.residuals()
-                held: dict[str, Mapping[str, torch.Tensor]] = {
+                sources: dict[str, Mapping[str, torch.Tensor]] = {
                     "residual": fragment.residuals_on_the_wire() if before is None else before,
                     "delta": {} if flight is None else fragment.views(flight.delta),
                     **fragment.kept(),
                 }
                 for kind, named in tensors.items():
                     for name, n in fragment.sizes(kind).items():
-                        named[name] = held[kind][name].clone() if name in held[kind] else zeros(n)
+                        values = sources[kind].get(name)
+                        named[name] = zeros(n) if values is None else values.clone()
             about = {
                 "version": local_state.VERSION,
                 "sites": self.site.n_sites,
@@ -677,11 +678,11 @@ class LocalSteps:
     def shared(self) -> dict[str, Any]:
         """Returns what a site that joins gets of another one: as state_dict(), without the residual and what
         there is only with a delay."""
-        found: dict[str, Any] = {"steps": self.n_steps, "exchanges": self.n_exchanges}
+        state: dict[str, Any] = {"steps": self.n_steps, "exchanges": self.n_exchanges}
         for fragment in self.fragments:
             for kind, named in fragment.kept().items():
-                found.setdefault(kind, {}).update({name: values.clone() for name, values in named.items()})
-        return found
+                state.setdefault(kind, {}).update({name: values.clone() for name, values in named.items()})
+        return state
 
     def load_shared(self, state: Mapping[str, Any]) -> None:
         """Loads what shared() of another site returned. Local; Error where it does not fit."""
