@@ -148,5 +148,31 @@ def goes_on_bit_for_bit(rank, world_size):
     assert any(values.any() for values in whole["residual"].values())
 
 
+def test_a_part_of_a_mean():
+    """Where sites join and leave, deltas are divided by how many these are; what is held back is the same."""
+    from types import SimpleNamespace
+
+    from tagc.local.fragments import Flight, Fragment
+    from tagc.local.options import Settings
+    from tagc.local.sites import Trained
+
+    options = dict(every=1, fragments=1, delay=0, outer_lr=1.0, outer_momentum=0.0, residual_decay=1.0)
+    sent = dict(sparsity=0.0, values="fp32", gate="bf16", layers="all", rules=None)
+    settings = Settings(**options, **sent, threads=1, timeout_s=1.0)
+    weight = nn.Parameter(torch.ones(4))  # of which half a unit is 2^-8
+    site = SimpleNamespace(n_slices=1, slice=0)
+    fragment = Fragment(0, [Trained("weight", weight)], {"weight": "compressed"}, site, settings)
+    fragment.take_anchor()
+    moved = torch.tensor([2.0**-8, -(2.0**-8), 2.0**-9, -(2.0**-10)])
+    with torch.no_grad():
+        weight -= moved
+    for n_sites in 1, 2:
+        flight = Flight(4, True)
+        flight.begin(fragment, 1)
+        flight.divide(n_sites)
+        flight.launch(1)
+        assert torch.equal(flight.mean, torch.cat([moved[:2], torch.zeros(2)]) / n_sites), flight.mean
+
+
 def test_two_sites():
     ranks.run_each([against_the_rule, little_is_sent, goes_on_bit_for_bit], 2)
