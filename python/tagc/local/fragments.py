@@ -93,6 +93,7 @@ class Fragment:
     def connect(self, comm: Comm, inner: Comm | None, op: str) -> None:
         """Makes its exchange, again for each set of sites where these join and leave. comm: to the other
         sites. inner: of the ranks of this one, if there are several. Collective."""
+        self.disconnect()  # if not all fragments could connect before
         if self.n_real:
             starts = [place.start for place in self.places]
             layout = layouts.bucket(self._parameters, comm.world_size, starts, self.n_elems)

@@ -123,6 +123,7 @@ def train(name, folder, script, n_ranks=1, rank=0, port=0, **options):
     def goes_on_or_dies(names):
         if (
             script == "dies in the middle of an exchange"  # before it sends what the others wait for
+            and handle.is_open
             and handle.n_exchanges >= PLANTED
             and quorum.size() == 3
         ):
@@ -133,6 +134,7 @@ def train(name, folder, script, n_ranks=1, rank=0, port=0, **options):
         stats = exchange(flight)
         if (
             script == "fails alone"
+            and handle.is_open  # or the site joins in this exchange, which is not written down
             and handle.n_exchanges >= 2 * PLANTED
             and quorum.size() > 1
             and not n_planted
