@@ -5,6 +5,7 @@ torch makes of the parameters of all ranks."""
 import pytest
 
 torch = pytest.importorskip("torch")
+import by_parts
 import ranks
 import torch.distributed as dist
 from models import Even, Odd, batch_of, loss_of
@@ -199,7 +200,7 @@ def bytes_between_hosts(rank, world_size):
             gathers = n_others * sum(4 * hosts * n + 2 * 64 for n in given)
             # each part's sum ends with a header, and each unit's with what the ranks of the host say of it
             models = [unit.model for unit in handle.state.units.values()]
-            n_parts = sum(len(model.layout.parts) for model in models)
+            n_parts = sum(len(by_parts.parts_of(model.layout)) for model in models)
             sums = n_others * (4 * hosts * sum(shards) + 64 * n_parts + 8 * len(models))
             assert stats["bytes_within"] == gathers + sums, (stats["bytes_within"], gathers, sums)
 

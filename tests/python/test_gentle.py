@@ -4,7 +4,6 @@ and that a model from random weights trains as it does dense."""
 import base64
 import copy
 import json
-import math
 
 import pytest
 
@@ -14,48 +13,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from wrappers import heard
-
-
-def test_samples_are_the_same_elements_in_every_layout():
-    """Units are laid out in many ways; the schedule must see the same elements of a parameter in each."""
-    from tagc.torch.exchange import layout
-    from tagc.torch.schedule.samples import Samples, positions
-
-    shapes = {"few": (5, 3), "wide": (64, 70), "dim1": (48, 64), "none": (0,), "other": (7,)}
-    parameters = [
-        layout.Parameter(name, shape, "compressed", dim=1 if name == "dim1" else 0)
-        for name, shape in shapes.items()
-    ]
-    random = torch.Generator().manual_seed(3)
-    wires = {p.name: torch.randn(p.numel, generator=random) for p in parameters}  # in wire order
-    sizes = [p.numel for p in parameters]
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    n_cut = -(-sum(sizes) // 4) * 4
-    for made in (
-        layout.chunked(parameters, 4),
-        layout.cut(parameters, starts, n_cut, 4),
-        layout.bucket(parameters[::-1], 4),
-    ):
-        source, wanted = torch.full((made.n_elems,), math.nan), []
-        for i, parameter in enumerate(made.parameters):
-            wire = wires[parameter.name]
-            padded = torch.nn.functional.pad(wire, (0, made.n_elems))
-            for piece in made.pieces_of(i):
-                source[piece.start : piece.start + piece.length] = padded[
-                    piece.offset : piece.offset + piece.length
-                ]
-            if parameter.name != "other" and parameter.numel:
-                wanted.append(wire[positions(parameter.numel)])
-        sample = Samples({"few": 0, "wide": 1, "dim1": 2, "none": 3}).of(made, torch.device("cpu"))
-        assert sample.counts == tuple(map(len, wanted)) and max(sample.counts) == 512 > 15 == min(
-            sample.counts
-        )
-        assert torch.equal(source[sample.places], torch.cat(wanted))
-        assert sample.numbers == tuple(
-            {"few": 0, "wide": 1, "dim1": 2}[p.name]
-            for p in made.parameters
-            if p.name not in ("none", "other")
-        )
 
 
 class Given(nn.Module):

@@ -59,7 +59,7 @@ class Settings:
     def model_options(
         self, parameters: Sequence[layouts.Parameter], dtype: torch.dtype
     ) -> tuple[lib.ModelOptions, dict[str, str], object]:
-        """Returns how fragments are sent, as model.Sending says."""
+        """Returns how fragments are sent, as model.Follower says."""
         options = lib.initialised(lib.ModelOptions, "tagc_model_options_init")
         sent = lib.initialised(lib.ScheduleOptions, "tagc_schedule_options_init")
         sparsity = self.sparsity or (ALL_BUT_ZEROS if self.gate else 0.0)
