@@ -9,30 +9,32 @@ and the outer step.
     velocity <- momentum * velocity + mean        the outer step: SGD with Nesterov's momentum
     anchor   <- anchor - lr * (mean + momentum * velocity)
 
-Each compressed parameter has a reducer of its own, which keeps the residual; all dense ones share one. n is
-the number of elements that a rank exchanges of the fragment's parameters, each followed by padding. Sums and
-products are separate calls of torch: a fused call rounds once on some processors and twice on others, and
-sites may differ in their processors."""
+A fragment is exchanged as compress() exchanges a bucket. Values are selected within each compressed
+parameter. n is the number of elements that a rank exchanges of the fragment's parameters. Sums and products
+are separate calls of torch: a fused call rounds once on some processors and twice on others, and sites may
+differ in their processors."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from tagc import _library as lib
 from tagc._library import Error
+from tagc.local.options import Settings
 from tagc.local.sites import Site, Trained
-from tagc.torch.extension import Comm, Gatherer, Reducer
+from tagc.torch.extension import Comm, Gatherer, Levels, UnitModel, layouts
+
+Stats = Sequence[tuple[Any, lib.ReducerStats]]  # of each part that was exchanged: its kind and n_real
 
 
-class Outer(NamedTuple):
-    lr: float
-    momentum: float
+def zeros(n_elems: int) -> torch.Tensor:
+    return torch.zeros(n_elems, dtype=torch.float32, device="cpu")
 
 
 class Place(NamedTuple):
@@ -41,7 +43,6 @@ class Place(NamedTuple):
     slice."""
 
     trained: Trained
-    kind: str  # "compressed" or "dense"
     start: int
     first: int
     length: int
@@ -61,145 +62,75 @@ class Place(NamedTuple):
         return values if dtype == torch.float32 else values.to(dtype).float()
 
 
-class Part(NamedTuple):
-    """The parameters of one reducer."""
-
-    kind: str
-    start: int
-    n_elems: int  # with padding
-    n_real: int
-
-    @property
-    def at(self) -> slice:
-        return slice(self.start, self.start + self.n_elems)
-
-
-class Flight:
-    """A fragment under way. Its arrays are made once; fragments use them in turn."""
-
-    def __init__(self, n_elems: int) -> None:
-        self.delta, self.mean, self.residual = (
-            torch.zeros(n_elems, dtype=torch.float32, device="cpu") for _ in range(3)
-        )
-        self.fragment: Fragment
-        self.step = 0  # of begin()
-        self.failure: Exception | None = None  # sent to the other ranks
-        self.is_launched = False
-        self._begun: list[tuple[Part, Reducer]] = []
-
-    def tensors(self) -> list[torch.Tensor]:
-        return [self.delta, self.mean, self.residual]
-
-    def begin(self, fragment: Fragment, step: int) -> None:
-        """Computes the pseudo-gradient. Local."""
-        self.fragment, self.step, self.failure, self.is_launched = fragment, step, None, False
-        fragment.take_delta(self.delta)
-
-    def launch(self) -> None:
-        """Starts the exchange, and returns. Collective in effect."""
-        self.is_launched = True
-        self.fragment.copy_residual(self.residual)
-        for part, reducer in zip(self.fragment.parts, self.fragment.reducers):
-            reducer.begin(self.delta[part.at], self.mean[part.at])
-            self._begun.append((part, reducer))
-
-    def end(
-        self, goes_on: Callable[[list[str]], object] | None = None
-    ) -> list[tuple[Part, lib.ReducerStats]]:
-        """Waits for all reducers, also after a failure, because peers wait for this rank. Raises the first
-        failure. goes_on: called with the names of parameters whose exchange is over."""
-        stats, failure = [], None
-        for part, reducer in self._begun:
-            try:
-                stats.append((part, reducer.end()))
-                if goes_on is not None:
-                    goes_on(
-                        [
-                            place.trained.name
-                            for place in self.fragment.places
-                            if part.start <= place.start < part.start + part.n_elems
-                        ]
-                    )
-            except Error as problem:
-                failure = failure or problem
-        self._begun = []
-        if failure is not None:
-            raise failure
-        return stats
-
-    def undo(self) -> None:
-        """Restores the residual from before launch(), after end()."""
-        self.fragment.set_residual(self.residual)
-
-    def drop(self) -> None:
-        """Waits for it, ignores failures, and undoes it."""
-        if self.is_launched:
-            with contextlib.suppress(Error):
-                self.end()
-            self.undo()
-
-    def resume(self, fragment: Fragment, step: int, delta: torch.Tensor) -> None:
-        """Does what begin() does, with a given delta (n,)."""
-        self.fragment, self.step, self.failure, self.is_launched = fragment, step, None, False
-        self.delta[: delta.numel()].copy_(delta)
-
-    def residual_before(self) -> torch.Tensor:
-        """Returns the residual (n,) of the fragment before launch()."""
-        if not self.is_launched:
-            self.fragment.copy_residual(self.residual)
-        return self.residual
-
-
 class Fragment:
-    """Collective to make. fields(kind) -> those of tagc_reducer_options. kinds: name of a parameter -> class.
-    comm: to the other sites; None: there is no connection yet, and no reducer."""
+    """kinds: name of a parameter -> "compressed" or "dense". Local; connect() makes what exchanges it."""
 
     def __init__(
-        self,
-        index: int,
-        trained: Sequence[Trained],
-        kinds: Mapping[str, str],
-        site: Site,
-        comm: Comm | None,
-        inner: Comm | None,
-        fields: Callable[[str], dict[str, Any]],
-        outer: Outer,
+        self, index: int, trained: Sequence[Trained], kinds: Mapping[str, str], site: Site, settings: Settings
     ) -> None:
-        self.index, self.outer, self._n_slices = index, outer, site.n_slices
-        self.places, self.parts, self.n_elems = _lay_out(
-            trained, kinds, site, 1 if comm is None else comm.world_size
-        )
+        self.index, self._settings, self._n_slices = index, settings, site.n_slices
+        self.places: list[Place] = []
+        self.n_elems = 0
+        for one in trained:
+            if n := one.local().numel():
+                room = -(-n // site.n_slices)
+                first = min(n, site.slice * room)
+                self.places.append(Place(one, self.n_elems, first, min(room, n - first), room))
+                self.n_elems += room
         self.n_real = sum(place.length for place in self.places)
-        self.anchor = torch.zeros(self.n_elems, dtype=torch.float32, device="cpu")
-        self.velocity = torch.zeros(self.n_elems if outer.momentum else 0, dtype=torch.float32, device="cpu")
-        # the residual while there are no reducers
-        self._unsent: torch.Tensor | None = (
-            torch.zeros(self.n_elems, dtype=torch.float32, device="cpu") if comm is None else None
-        )
-        self.reducers: list[Reducer] = []
+        self._parameters = [  # split: exchanged apart from the others
+            layouts.Parameter(place.trained.name, (place.length,), kinds[place.trained.name], split=(str(i),))
+            for i, place in enumerate(self.places)
+        ]
+        self.is_gated = settings.gate is not None
+        self.anchor = zeros(self.n_elems)
+        self.velocity = zeros(self.n_elems if settings.outer_momentum else 0)
+        self.unit: UnitModel | None = None  # none without elements or sites
+        self._unsent: dict[str, torch.Tensor] = {}  # residuals while there is no unit
         self._gatherer: Gatherer | None = None
-        self._gathered = torch.zeros(
-            0, dtype=torch.float32, device="cpu"
-        )  # (slices, n), if there are several
-        try:
-            if comm is not None:
-                for part in self.parts:
-                    self.reducers.append(
-                        Reducer(
-                            comm, part.n_elems, output=lib.OUTPUTS["unit"], tag=index, **fields(part.kind)
-                        )
-                    )
-            if self._n_slices > 1 and inner is not None:
-                self._gathered = torch.zeros(self._n_slices, self.n_elems, dtype=torch.float32, device="cpu")
-                self._gatherer = Gatherer(inner, self._gathered.numel(), "fp32", tag=index)
-        except BaseException:
-            self.close()
-            raise
+        self._gathered = zeros(0)  # (slices, n), if there are several
+
+    def connect(self, comm: Comm, inner: Comm | None, op: str) -> None:
+        """Makes its exchange, again for each set of sites where these join and leave. comm: to the other
+        sites. inner: of the ranks of this one, if there are several. Collective."""
+        self.disconnect()  # if not all fragments could connect before
+        if self.n_real:
+            starts = [place.start for place in self.places]
+            layout = layouts.bucket(self._parameters, comm.world_size, starts, self.n_elems)
+            name, levels = f"fragment {self.index}", Levels(None, comm)
+            self.unit = UnitModel(name, levels, layout, torch.float32, op, self._settings)
+            self.unit.set_residuals_on_the_wire(self._unsent)
+            self._unsent = {}
+        if self._n_slices > 1 and inner is not None:
+            self._gathered = torch.zeros(self._n_slices, self.n_elems, dtype=torch.float32, device="cpu")
+            self._gatherer = Gatherer(inner, self._gathered.numel(), "fp32", tag=self.index)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Returns what it holds beside its reducers."""
-        found = [self.anchor, self.velocity, self._gathered]
-        return found if self._unsent is None else [*found, self._unsent]
+        """Returns what it holds beside its unit."""
+        return [self.anchor, self.velocity, self._gathered, *self._unsent.values()]
+
+    def views(self, values: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Returns name of a parameter -> its elements, (length,), of such an array."""
+        return {place.trained.name: values[place.at] for place in self.places}
+
+    def sizes(self, kind: str) -> dict[str, int]:
+        """Returns name of a parameter -> its elements, of those that have such a state: state.py."""
+        kinds = {parameter.name: parameter.kind for parameter in self._parameters}
+        named = {place.trained.name: place.length for place in self.places}
+        return {name: n for name, n in named.items() if kind != "residual" or kinds[name] == "compressed"}
+
+    def kept(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Returns what is alike on all sites, sharing its memory, by name."""
+        arrays = {"anchor": self.anchor} | (
+            {"velocity": self.velocity} if self._settings.outer_momentum else {}
+        )
+        return {kind: self.views(array) for kind, array in arrays.items()}
+
+    def load(self, saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """Loads that."""
+        for kind, named in self.kept().items():
+            for name, values in named.items():
+                values.copy_(saved[kind][name])
 
     # ---- anchor and delta ----
 
@@ -208,17 +139,30 @@ class Fragment:
             self.anchor[place.at].copy_(place.read())
 
     def take_delta(self, delta: torch.Tensor) -> None:
+        if self._n_slices > 1:  # there is room between them
+            delta.zero_()
         for place in self.places:
             delta[place.at].copy_(place.read())
             torch.sub(place.rounded(self.anchor), delta[place.at], out=delta[place.at])
-        self._clear_padding(delta)
 
-    def _clear_padding(self, values: torch.Tensor) -> None:
-        end = 0
-        for place in self.places:
-            values[end : place.start].zero_()
-            end = place.start + place.length
-        values[end : self.n_elems].zero_()
+    def hold_back(
+        self, delta: torch.Tensor, residuals: Mapping[str, torch.Tensor], share: float
+    ) -> dict[str, torch.Tensor]:
+        """Moves the residuals to the delta, and leaves there what changes a weight in bf16. Returns the rest,
+        by name of the parameter, which is for the next residual. share: by what the delta was multiplied, as
+        a part of a mean."""
+        held = {}
+        for place, parameter in zip(self.places, self._parameters):
+            if parameter.kind != "compressed":
+                continue
+            total = delta[place.at]
+            if (residual := residuals.get(parameter.name)) is not None:
+                total.add_(residual)
+            stays = total.abs() < half_a_unit(place.rounded(self.anchor)).mul_(share)
+            held[parameter.name] = torch.where(stays, total, 0.0)
+            total.masked_fill_(stays, 0.0)
+        self.set_residuals_on_the_wire({})
+        return held
 
     def restore(self) -> None:
         """Gives the parameters the base. Local, so not for slices of DDP."""
@@ -232,60 +176,32 @@ class Fragment:
         """Takes the outer step. is_now: the parameters have not changed since begin() and become the base,
         the same bits everywhere. Otherwise they keep their changes since begin(), which the next delta
         contains."""
-        mean = flight.mean[: self.n_elems]
+        mean, momentum, lr = flight.mean, self._settings.outer_momentum, self._settings.outer_lr
         old = [] if is_now else [place.rounded(self.anchor).clone() for place in self.places]
-        if self.outer.momentum:
-            self.velocity.mul_(self.outer.momentum).add_(mean)
-            mean.add_(self.velocity * self.outer.momentum)
-        self.anchor.sub_(mean.mul_(self.outer.lr) if self.outer.lr != 1 else mean)
+        if momentum:
+            self.velocity.mul_(momentum).add_(mean)
+            mean.add_(self.velocity * momentum)
+        self.anchor.sub_(mean.mul_(lr) if lr != 1 else mean)
         news = mean  # from here on: the value that the parameters get, or that is added to them
         for i, place in enumerate(self.places):
             base = place.rounded(self.anchor)
             news[place.at].copy_(base if is_now else base.sub(old[i]).add_(flight.delta[place.at]))
+        rows = news.view(1, -1)
         if self._gatherer is not None:
             self._gatherer.run(news, self._gathered.view(-1))
-        rows = news.view(1, -1) if self._gatherer is None else self._gathered
+            rows = self._gathered
         for place in self.places:
             local = place.trained.local()
-            values = (
-                rows[:, place.start : place.start + place.room]
-                .reshape(-1)[: local.numel()]
-                .view(local.shape)
-                .to(local.device)
-            )
+            values = rows[:, place.start : place.start + place.room].reshape(-1)[: local.numel()]
+            values = values.view(local.shape).to(local.device)
             local.copy_(values if is_now else local.float().add_(values))
 
-    # ---- residuals ----
-
-    def copy_residual(self, target: torch.Tensor) -> None:
-        """Copies the residual (n,), zeros for dense parameters. Not while the fragment is under way."""
-        if self._unsent is not None:
-            target[: self.n_elems].copy_(self._unsent)
-        for part, reducer in zip(self.parts, self.reducers):
-            residual = reducer.residual()
-            target[part.at].zero_() if residual is None else target[part.at].copy_(residual)
-
-    def set_residual(self, values: torch.Tensor) -> None:
-        if self._unsent is not None:
-            self._unsent.copy_(values[: self.n_elems])
-        for part, reducer in zip(self.parts, self.reducers):
-            if reducer.n_residual:
-                reducer.set_residual(values[part.at])
-
-    def decay_residual(self, factor: float) -> None:
-        for reducer in self.reducers:
-            if reducer.n_residual:
-                reducer.scale_residual(factor)
+    # ---- residuals, as quorums ask for them ----
 
     def residuals_on_the_wire(self) -> dict[str, torch.Tensor]:
-        """Returns name -> copy of the residual, (length,), of each compressed parameter. Local."""
-        values = torch.zeros(self.n_elems, dtype=torch.float32, device="cpu")
-        self.copy_residual(values)
-        return {
-            place.trained.name: values[place.at].clone()
-            for place in self.places
-            if place.kind == "compressed"
-        }
+        """Returns name -> residual, (length,), which stays as it is, of each parameter that has one. Local;
+        not while the fragment is under way."""
+        return self._unsent if self.unit is None else self.unit.residuals_on_the_wire()
 
     def names_of_residuals(self) -> set[str]:
         """Returns the names in residuals_on_the_wire() whose residual is not zero."""
@@ -293,80 +209,123 @@ class Fragment:
 
     def set_residuals_on_the_wire(self, values: Mapping[str, torch.Tensor]) -> None:
         """Replaces all residuals; those not named become zero."""
-        residual = torch.zeros(self.n_elems, dtype=torch.float32, device="cpu")
-        for place in self.places:
-            if place.trained.name in values:
-                residual[place.at].copy_(values[place.trained.name])
-        self.set_residual(residual)
+        if self.unit is not None:
+            self.unit.set_residuals_on_the_wire(values)
+        else:
+            self._unsent = dict(values)
 
-    # ---- other sites ----
-
-    def disconnect(self) -> None:
-        """Ends the reducers and keeps the residuals."""
-        if self._unsent is None:
-            residual = torch.zeros(self.n_elems, dtype=torch.float32, device="cpu")
-            self.copy_residual(residual)
-            self._unsent = residual
-        self.close()
-
-    def inherit(self, before: Fragment) -> None:
-        """Takes the state of a fragment of the same parameters, whose number of sites was another."""
-        for place, old in zip(self.places, before.places):
-            self.anchor[place.at].copy_(before.anchor[old.at])
-            if self.outer.momentum:
-                self.velocity[place.at].copy_(before.velocity[old.at])
-        self.set_residuals_on_the_wire(before.residuals_on_the_wire())
+    def decay_residual(self) -> None:
+        if self.unit is not None and self._settings.residual_decay != 1:
+            self.unit.scale_residuals(self._settings.residual_decay)
 
     def checksum(self) -> int:
-        """Returns a hash of the bits of anchor and velocity. It does not depend on the number of sites."""
+        """Returns a hash of the bits of anchor and velocity."""
         crc = 0
-        for values in (self.anchor, self.velocity) if self.outer.momentum else (self.anchor,):
-            for place in self.places:
-                crc = _crc(values[place.at], crc)
+        for array in filter(torch.numel, (self.anchor, self.velocity)):  # zlib begins anew where nothing is
+            crc = zlib.crc32((ctypes.c_char * array.nbytes).from_address(array.data_ptr()), crc)
         return crc
 
+    def disconnect(self) -> None:
+        """Ends the exchange and keeps the residuals."""
+        self._unsent = self.residuals_on_the_wire()
+        self.close()
+
     def close(self) -> None:
-        for reducer in self.reducers:
-            reducer.close()
-        self.reducers = []
+        """Makes no tensor, because the garbage collector may call it while torch traces."""
+        if self.unit is not None:
+            self.unit.free()
         if self._gatherer is not None:
             self._gatherer.close()
-            self._gatherer = None
+        self.unit = self._gatherer = None
 
 
-def _crc(values: torch.Tensor, before: int) -> int:
-    n_bytes = values.numel() * values.element_size()
-    return (
-        zlib.crc32((ctypes.c_char * n_bytes).from_address(values.data_ptr()), before) if n_bytes else before
-    )
+class Flight:
+    """A fragment under way. Its arrays are made once; fragments use them in turn. is_delayed: whether
+    parameters may change before the outer step, which then needs the delta; else the mean takes its place."""
+
+    fragment: Fragment
+    step = 0  # of begin()
+    failure: Exception | None = None  # sent to the other ranks
+
+    def __init__(self, n_elems: int, is_delayed: bool) -> None:
+        self._arrays = [zeros(n_elems) for _ in range(1 + is_delayed)]
+        self.delta, self.mean = self._arrays[0], self._arrays[-1]  # as much of them as the fragment has
+        self._before: dict[str, torch.Tensor] | None = None  # residuals, once it is launched
+        self._held: dict[str, torch.Tensor] = {}  # what changes no weight, and so waits
+        self._share, self._is_begun = 1.0, False
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [*self._arrays, *(self._before or {}).values(), *self._held.values()]
+
+    def begin(self, fragment: Fragment, step: int, delta: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Computes the pseudo-gradient, or takes that of a checkpoint, by name. Local."""
+        self.fragment, self.step, self.failure, self._before = fragment, step, None, None
+        arrays = [array[: fragment.n_elems] for array in self._arrays]
+        self.delta, self.mean = arrays[0], arrays[-1]
+        self._held, self._share = {}, 1.0
+        if delta is None:
+            fragment.take_delta(self.delta)
+            return
+        for name, values in fragment.views(self.delta).items():
+            values.copy_(delta[name])
+
+    def is_finite(self) -> bool:
+        """Returns whether the delta is."""
+        if self.delta is self.mean:  # nothing has changed since
+            self.fragment.take_delta(self.delta)
+        return all(bool(values.isfinite().all()) for values in self.fragment.views(self.delta).values())
+
+    def divide(self, n_sites: int) -> None:
+        """Makes the delta a part of the mean of so many sites."""
+        self.delta.div_(n_sites)
+        self._share = 1 / n_sites
+
+    def launch(self, number: int) -> None:
+        """Starts exchange `number` of all sites, and returns. Collective in effect."""
+        fragment, sent = self.fragment, self.delta
+        self._before = fragment.residuals_on_the_wire()
+        if fragment.is_gated:
+            sent = self.mean.copy_(self.delta)  # where sums come, too
+            self._held = fragment.hold_back(sent, self._before, self._share)
+        if fragment.unit is not None:
+            fragment.unit.begin(sent, self.mean, number, 1.0)
+            self._is_begun = True
+
+    def end(self) -> Stats:
+        """Waits for it; Error if it failed."""
+        if not self._is_begun or self.fragment.unit is None:
+            return []
+        self._is_begun = False
+        stats = self.fragment.unit.model.end()
+        if self._held:
+            now = self.fragment.residuals_on_the_wire()
+            for name, values in self._held.items():
+                now[name] = values + now[name] if name in now else values
+            self.fragment.set_residuals_on_the_wire(now)
+            self._held = {}
+        return stats
+
+    def residuals(self) -> dict[str, torch.Tensor]:
+        """Returns those of the fragment before the launch."""
+        return self.fragment.residuals_on_the_wire() if self._before is None else self._before
+
+    def undo(self) -> None:
+        """Restores them, after end()."""
+        if self._before is not None:
+            self.fragment.set_residuals_on_the_wire(self._before)
+
+    def drop(self) -> None:
+        """Waits for it, ignores failures, and undoes it."""
+        with contextlib.suppress(Error):
+            self.end()
+        self.undo()
 
 
-def _lay_out(
-    trained: Sequence[Trained], kinds: Mapping[str, str], site: Site, n_sites: int
-) -> tuple[list[Place], list[Part], int]:
-    """Lays out compressed parameters first, a part for each; then the dense ones, all in one part."""
-    places: list[Place] = []
-    parts: list[Part] = []
-    multiple, at = 16 * n_sites, 0
-    for kind in ("compressed", "dense"):
-        begin, n_real = at, 0
-        for one in trained:
-            n = one.local().numel()
-            if kinds[one.name] != kind or n == 0:
-                continue
-            room = -(-n // site.n_slices)
-            first = min(n, site.slice * room)
-            places.append(Place(one, kind, at, first, min(room, n - first), room))
-            n_real += places[-1].length
-            at += room
-            if kind == "compressed":
-                at = begin + -(-(at - begin) // multiple) * multiple
-                parts.append(Part(kind, begin, at - begin, n_real))
-                begin, n_real = at, 0
-        if at > begin:
-            at = begin + -(-(at - begin) // multiple) * multiple
-            parts.append(Part(kind, begin, at - begin, n_real))
-    return places, parts, at
+def half_a_unit(values: torch.Tensor) -> torch.Tensor:
+    """Returns half a unit in the last place of each of these values in bf16."""
+    near = values.bfloat16()
+    further = (near.view(torch.int16) + 1).view(torch.bfloat16)  # the next one away from zero
+    return further.float().sub_(near.float()).abs_().mul_(0.5)
 
 
 def cut(sizes: Sequence[int], n: int) -> list[range]:

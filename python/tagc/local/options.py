@@ -1,14 +1,20 @@
-"""The options of LocalSteps: their checks, and their translation to fields of tagc_reducer_options."""
+"""The options of LocalSteps: their checks, and their translation to those of a tagc_model."""
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch.extension import Layers, choice, number, of_direct, policy, sparsity_in_range
+from tagc.torch.extension import Layers, choice, layouts, number, of_direct, policy, sparsity_in_range
+
+# A share of zeros with which libtagc selects: of n values at most n - 1, and never a zero.
+ALL_BUT_ZEROS = 1e-9
 
 
 @dataclasses.dataclass
@@ -23,6 +29,7 @@ class Settings:
     residual_decay: float
     sparsity: float
     values: str
+    gate: str | None
     layers: Layers
     rules: Mapping[str, str] | None
     threads: int
@@ -37,28 +44,33 @@ class Settings:
         if self.outer_lr == 0 or self.outer_momentum == 1:
             raise Error(
                 "argument",
-                (
-                    f"outer_lr is {self.outer_lr!r} and outer_momentum {self.outer_momentum!r}: must be "
-                    "above "
-                    "0, and below 1"
-                ),
+                f"outer_lr is {self.outer_lr!r} and outer_momentum {self.outer_momentum!r}: must be above 0, "
+                "and below 1",
             )
         number("residual_decay", self.residual_decay, 0, 1)
         sparsity_in_range("sparsity", self.sparsity)
         choice("values", self.values, tuple(lib.FORMATS))
+        choice("gate", self.gate, (None, "bf16"))
         if not callable(self.layers):
             choice("layers", self.layers, policy.LAYERS)
         number("threads", self.threads, 1, 256, int)
         number("timeout_s", self.timeout_s, 0.001, 1e6)
 
-    def fields(self, kind: str, op: str) -> dict[str, Any]:
-        """Returns fields of tagc_reducer_options."""
-        fields: dict[str, Any] = {"n_threads": self.threads, "op": lib.OPS[op]}
-        if kind == "dense":
-            return fields | of_direct("fp32", 0.0)
+    def model_options(
+        self, parameters: Sequence[layouts.Parameter], dtype: torch.dtype
+    ) -> tuple[lib.ModelOptions, dict[str, str], object]:
+        """Returns how fragments are sent, as model.Follower says."""
+        options = lib.initialised(lib.ModelOptions, "tagc_model_options_init")
+        sent = lib.initialised(lib.ScheduleOptions, "tagc_schedule_options_init")
+        sparsity = self.sparsity or (ALL_BUT_ZEROS if self.gate else 0.0)
+        sent.gentle, sent.sparsity, sent.format = 0, sparsity, lib.FORMATS[self.values]
+        options.schedule.options = ctypes.pointer(sent)
+        options.formats.block = of_direct(self.values, sparsity).get("block", 0)
+        if self.gate and sparsity < 0.5:  # by default all sums would be sent, zeros too
+            options.formats.result_sparsity = ALL_BUT_ZEROS
         # exchanges are rare, residual_decay would round each time, and there are anchors of 4 bytes anyway
-        stored = {"residual": lib.FORMATS["fp32"]}
-        return fields | stored | of_direct(self.values, self.sparsity)
+        options.formats.residual, options.n_threads = lib.FORMATS["fp32"], self.threads
+        return options, {parameter.name: parameter.kind for parameter in parameters}, sent
 
     def due(self) -> list[int]:
         """Returns when each fragment is due: steps modulo `every`."""
@@ -70,11 +82,12 @@ class Settings:
         return max(sum((step - one) % self.every < max(1, self.delay) for one in due) for step in due)
 
     def travels(self) -> str:
-        return (
-            f"direct, {100 * self.sparsity:g} % zero, {self.values}"
+        how = (
+            f"{100 * self.sparsity:g} % zero, {self.values}"
             if self.sparsity
-            else f"direct, every value as {self.values}"
+            else f"every value as {self.values}"
         )
+        return f"direct, {how}" + (f" that changes weights in {self.gate}" if self.gate else "")
 
     def fingerprint(self) -> dict[str, Any]:
         """Returns what must be the same on all ranks, by name."""

@@ -8,15 +8,49 @@ the others' slices within the site afterwards."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from tagc._library import Error
-from tagc.torch.extension import DTYPES, check_model, kinds_of, policy
+from tagc.torch.extension import DTYPES, Comm, check_model, kinds_of, policy
+
+
+class Exchanges(Protocol):
+    """The exchanges of sites that join and leave."""
+
+    def run(self, fragment: Any) -> bool: ...
+
+    def run_all(self) -> None: ...
+
+    def connection(self) -> Comm: ...
+
+    def residuals_before(self, fragment: Any) -> Mapping[str, torch.Tensor] | None:
+        """Returns residuals from before an exchange that did not count here; None if there is no such
+        exchange."""
+        ...
+
+    def forget(self) -> None:
+        """Forgets that exchange: residuals are new, and none of them is undone."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Others(Protocol):
+    """Who knows sites that join and leave."""
+
+    def check(self, optimizer: Any, between: Any, delay: Any) -> None:
+        """Raises Error if LocalSteps cannot work with these. Local."""
+        ...
+
+    def join(self, handle: Any, fingerprint: Mapping[str, Any]) -> Exchanges:
+        """Returns the exchanges of these LocalSteps. fingerprint: what all sites must have alike, by name."""
+        ...
 
 
 class Trained(NamedTuple):
@@ -35,6 +69,10 @@ class Site:
     """This rank's place among all. between: the ranks with the same place in their sites, None: all ranks.
     is_managed: they join and leave. Local; Error where the model is none of the three."""
 
+    n_sites, site = 1, 0
+    n_slices, slice = 1, 0
+    between: dist.ProcessGroup
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -46,8 +84,6 @@ class Site:
         self.kind = _kind(model, between)
         # over each of which the ranks of this site agree, one after the other
         self.inner = self._inner_groups()
-        self.n_sites, self.site = 1, 0
-        self.n_slices, self.slice = 1, 0
         if not is_managed:
             self._join(between)
         elif self.kind == "ddp":
@@ -59,18 +95,25 @@ class Site:
         self.trained = self._find_trained()
 
     def _join(self, between: dist.ProcessGroup | None) -> None:
-        if between is None and any(group.size() > 1 for group in self.inner):
+        if between is None and self.n_inner > 1:
             raise Error(
                 "argument",
                 f"this model is {self.kind} over {self.n_inner} ranks, and between is None: it must be the "
-                "group of "
-                "the ranks that have the same place in their sites, as mesh['site'].get_group() is",
+                "group of the ranks that have the same place in their sites, as mesh['site'].get_group() is",
             )
         world = dist.group.WORLD
         assert world is not None
         self.between = world if between is None else between
         self.n_sites, self.site = self.between.size(), dist.get_rank(self.between)
-        self._check_apart()
+        others = set(dist.get_process_group_ranks(self.between)) - {dist.get_rank()}
+        for group in self.inner:
+            if both := others & set(dist.get_process_group_ranks(group)):
+                raise Error(
+                    "argument",
+                    f"ranks {dist.get_rank()} and {min(both)} are of two sites by `between`, and this "
+                    f"model, {self.kind}, is sharded or averaged over both: give it a mesh or a process "
+                    "group inside its site",
+                )
         if self.kind == "ddp":
             self.n_slices, self.slice = self.inner[0].size(), dist.get_rank(self.inner[0])
 
@@ -87,41 +130,23 @@ class Site:
     def _inner_groups(self) -> list[dist.ProcessGroup]:
         if isinstance(self.model, torch.nn.parallel.DistributedDataParallel):
             return [self.model.process_group]
-        found: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        by_ranks: dict[tuple[int, ...], dist.ProcessGroup] = {}
         for parameter in self.model.parameters():
             if isinstance(parameter, DTensor):
                 for group in parameter.device_mesh.get_all_groups():
-                    found[tuple(dist.get_process_group_ranks(group))] = group
-        return list(found.values())
-
-    def _check_apart(self) -> None:
-        others = set(dist.get_process_group_ranks(self.between)) - {dist.get_rank()}
-        for group in self.inner:
-            if both := others & set(dist.get_process_group_ranks(group)):
-                raise Error(
-                    "argument",
-                    f"ranks {dist.get_rank()} and {min(both)} are of two sites by `between`, and this "
-                    f"model, {self.kind}, is "
-                    "sharded or averaged over both: give it a mesh or a process group inside its site",
-                )
+                    by_ranks[tuple(dist.get_process_group_ranks(group))] = group
+        return list(by_ranks.values())
 
     def _find_trained(self) -> list[Trained]:
         names = {id(parameter): name for name, parameter in policy.named_parameters(self.model)}
         stepped = self._stepped()
-        if strange := sum(key not in names for key in stepped):
+        if strange := len(stepped - names.keys()):
             raise Error(
                 "argument",
-                (
-                    f"the optimizer has {strange} parameters that are not the model's: it must be made of "
-                    "the "
-                    "wrapped model's"
-                ),
+                f"the optimizer has {strange} parameters that are not the model's: it must be made of the "
+                "wrapped model's",
             )
-        trained = [
-            Trained(names[id(parameter)], parameter)
-            for parameter in self.model.parameters()
-            if id(parameter) in stepped
-        ]
+        trained = [Trained(names[id(p)], p) for p in self.model.parameters() if id(p) in stepped]
         if not trained:
             raise Error("argument", "the optimizer has no parameter that requires a gradient")
         for one in trained:
@@ -143,12 +168,11 @@ class Site:
     def check_trained(self) -> None:
         """Raises Error where another parameter is trained by now."""
         if new := self._stepped() - {id(one.parameter) for one in self.trained}:
-            names = [name for name, one in policy.named_parameters(self.model) if id(one) in new]
+            names = sorted(name for name, p in policy.named_parameters(self.model) if id(p) in new)
             raise Error(
                 "state",
-                f"{', '.join(sorted(names)[:3]) or 'a parameter'} was not trained when LocalSteps was made, "
-                "and is now: close it, "
-                "and make it anew",
+                f"{', '.join(names[:3]) or 'a parameter'} was not trained when LocalSteps was made, and is "
+                "now: close it, and make it anew",
             )
 
 

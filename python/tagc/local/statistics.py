@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tagc import _library as lib
-from tagc.local.fragments import Part
+from tagc.local.fragments import Stats
 
 
 class Recorder:
-    """Counts the exchanges of one handle."""
+    """Counts the exchanges of one handle, which exchanges n_elems parameters of the model on this rank."""
 
-    def __init__(self, n_sites: int) -> None:
-        self.n_sites = n_sites
-        self.n_elems = self.n_steps = 0  # of the model, on this rank; since the handle was made
+    def __init__(self, n_elems: int) -> None:
+        self._n_elems = n_elems
         self._n_bits = 0.0  # before the factor (W-1)/W
         self._last: dict[str, Any] = {}
 
@@ -23,39 +21,37 @@ class Recorder:
         return copy.deepcopy(self._last)
 
     def add(
-        self,
-        stats: Iterable[tuple[Part, lib.ReducerStats]],
-        n_bytes_control: int,
-        counts: Mapping[str, float],
+        self, parts: Stats, n_sites: int, n_steps: int, n_bytes_control: int, **counts: float
     ) -> dict[str, Any]:
-        """Counts an exchange. stats: [(part, tagc_reducer_stats)] of one fragment. n_bytes_control: sent by
+        """Counts an exchange of one fragment. n_steps: since the handle was made. n_bytes_control: sent by
         its agreement. counts: further numbers."""
-        now: dict[str, Any] = dict(counts) | {
-            "world_size": self.n_sites,
-            "bytes_by_leg": dict.fromkeys(lib.LEGS, 0),
-            "bytes_received": n_bytes_control,
-            "time_s": dict.fromkeys(lib.PHASES, 0.0),
-            "n_compressed": 0,
-            "exchange_s": 0.0,
-        }
-        now["bytes_by_leg"]["control"] = n_bytes_control
-        n_sent = 0
-        for part, one in stats:
-            for leg, sent in zip(lib.LEGS, one.n_bytes_sent):
-                now["bytes_by_leg"][leg] += sent
-            now["bytes_received"] += sum(one.n_bytes_received)
-            for phase, seconds in zip(lib.PHASES, one.time_s):
-                now["time_s"][phase] += seconds
-            now["exchange_s"] = max(now["exchange_s"], one.total_s)
+        n_bytes, time_s = dict.fromkeys(lib.LEGS, 0), dict.fromkeys(lib.PHASES, 0.0)
+        n_bytes["control"] = n_received = n_bytes_control
+        n_sent = n_compressed = 0
+        for part, stats in parts:
+            for leg, sent in zip(lib.LEGS, stats.n_bytes_sent):
+                n_bytes[leg] += sent
+            n_received += sum(stats.n_bytes_received)
+            for phase, seconds in zip(lib.PHASES, stats.time_s):
+                time_s[phase] += seconds
             if part.kind == "compressed":
-                n_sent += min(one.n_sent, part.n_real)
-                now["n_compressed"] += part.n_real
-        now["sparsity"] = 1 - n_sent / now["n_compressed"] if now["n_compressed"] else 0.0
-        now["bytes_sent"] = sum(now["bytes_by_leg"].values())
-        n_bits = 8 * now["bytes_sent"] * self.n_sites / (self.n_sites - 1) if self.n_sites > 1 else 0.0
+                n_sent += min(stats.n_sent, part.n_real)
+                n_compressed += part.n_real
+        total = sum(n_bytes.values())
+        n_bits = 8 * total * n_sites / (n_sites - 1) if n_sites > 1 else 0.0
         self._n_bits += n_bits
-        now["bits_per_param"] = n_bits / now["n_elems"] if now["n_elems"] else 0.0
-        n = self.n_elems * self.n_steps
-        now["bits_per_param_and_step"] = self._n_bits / n if n else 0.0
-        self._last = now
+        n_exchanged, n_stepped = counts["n_elems"], self._n_elems * n_steps
+        self._last = {
+            **counts,
+            "world_size": n_sites,
+            "n_compressed": n_compressed,
+            "sparsity": 1 - n_sent / n_compressed if n_compressed else 0.0,
+            "bytes_sent": total,
+            "bytes_received": n_received,
+            "bytes_by_leg": n_bytes,
+            "bits_per_param": n_bits / n_exchanged if n_exchanged else 0.0,
+            "bits_per_param_and_step": self._n_bits / n_stepped if n_stepped else 0.0,
+            "exchange_s": max((stats.total_s for _, stats in parts), default=0.0),
+            "time_s": time_s,
+        }
         return self.last()

@@ -17,15 +17,15 @@ agreement has connections of its own: over that of the reducers it would wait fo
 from __future__ import annotations
 
 import contextlib
-import functools
+import json
 import os
 import sys
 import threading
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -34,10 +34,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from tagc import _library as lib
 from tagc._library import LOST, Error
 from tagc.local import state as local_state
-from tagc.local.fragments import Flight, Fragment, Outer, Part, cut
+from tagc.local.fragments import Flight, Fragment, Stats, cut, zeros
 from tagc.local.options import Settings
-from tagc.local.sites import Site
-from tagc.local.state import Exchanges, Others
+from tagc.local.sites import Exchanges, Others, Site
 from tagc.local.statistics import Recorder
 from tagc.torch.extension import (
     Class,
@@ -58,21 +57,9 @@ from tagc.torch.extension import (
 )
 
 BEGINS, LANDS, SYNCHRONIZES = range(3)  # what a site comes for
-# of LocalSteps
-_FOR_USERS = {
-    "close",
-    "is_closed",
-    "load_state_dict",
-    "memory",
-    "model",
-    "n_exchanges",
-    "n_steps",
-    "on_exchange",
-    "state_dict",
-    "stats",
-    "synchronize",
-    "table",
-}
+# what users call; other names without an underscore are for those who know sites that join and leave
+_FOR_USERS = "close is_closed load_state_dict memory model n_exchanges n_steps on_exchange state_dict stats"
+_FOR_USERS += " synchronize table"
 _made: weakref.WeakSet[LocalSteps] = weakref.WeakSet()
 _DOES = ("begins fragment {}", "applies fragment {}", "synchronizes")
 
@@ -122,6 +109,9 @@ class LocalSteps:
     sparsity, values, layers, rules: what is sent, as of compress(); by default every value in 4 bits.
         Attention and positions ("mild") travel as all that is compressed does. sparsity=0, values="fp32"
         sends everything and leaves no residual.
+    gate: "bf16" holds back, in the residual, what is below half a unit in the last place of its weight in
+        bf16, because alone it would change no weight. The rest is sent, with a sparsity its largest values.
+        PULSELoCo's rule, for small learning rates: the fewer weights change, the fewer bytes travel.
     threads: of the codec. timeout_s: after which a silent site is an error. Not given: the time-out of the
         group between sites, as init_process_group() got it; 300 with a manager.
     on_exchange: called with stats() after each exchange. verbose: rank 0 prints what is compressed.
@@ -144,6 +134,7 @@ class LocalSteps:
         residual_decay: float = 1.0,
         sparsity: float = 0.0,
         values: Values = "int4",
+        gate: Literal["bf16"] | None = None,
         layers: Layers = "non-attention-linear",
         rules: Mapping[str, Class] | None = None,
         between: dist.ProcessGroup | DeviceMesh | str | None = None,
@@ -163,6 +154,7 @@ class LocalSteps:
             "residual_decay": residual_decay,
             "sparsity": sparsity,
             "values": values,
+            "gate": gate,
             "layers": layers,
             "rules": rules,
             "threads": threads,
@@ -170,11 +162,9 @@ class LocalSteps:
         }
         check_known(LocalSteps, unknown)
         self.model: torch.nn.Module = unwrapped(model)
-        mine = self._prepare(optimizer, between, manager, chosen, on_exchange)
-        rows = mine["rows"]
-        self._kinds = {row.name: row.class_ for row in rows}
-        self.on_exchange = on_exchange
+        self.on_exchange, self._verbose = on_exchange, verbose
         self.n_steps = self.n_exchanges = 0  # of the optimizer; exchanges of a fragment
+        self._n_own_steps = 0  # since this handle was made
         self.lock = threading.RLock()
         self.is_open = False  # whether there is an anchor, and all sites have the same
         self.has_anchor = False
@@ -183,24 +173,32 @@ class LocalSteps:
         self._failure: Exception | None = None
         self._n_control, self._meet_s = 0, 0.0  # bytes of agreements, and waits, since the last exchange
         self._process = os.getpid()
-        self._recorder = Recorder(self.site.n_sites)
-        self._due = self.settings.due()
-        self.table = policy.table(
-            rows, {"compressed": (self.settings.travels(), None), "dense": ("dense", None)}
-        )
-        self.fragments: list[Fragment] = []
         self.flying: list[Flight] = []  # in the order in which they began
+        # of fragments; then those over which sites, and the ranks of a site, agree
         self._comms: list[Comm] = []
-        self._agreement: list[Comm] = []
         self.managed: Exchanges | None = None  # where sites join and leave
-        self._verbose = verbose
+        self.fragments: list[Fragment] = []
+        agreed = self._prepare(optimizer, between, manager, chosen)
+        rows, self._due = agreed["rows"], self.settings.due()
+        sent = {"compressed": (self.settings.travels(), None), "dense": ("dense", None)}
+        self.table = policy.table(rows, sent)
+        kinds, trained = {row.name: row.class_ for row in rows}, self.site.trained
+        for i, members in enumerate(cut([one.parameter.numel() for one in trained], fragments)):
+            parameters = trained[members.start : members.stop]
+            self.fragments.append(Fragment(i, parameters, kinds, self.site, self.settings))
+        n_elems = max(fragment.n_elems for fragment in self.fragments)
+        is_delayed = delay > 0 or manager is not None  # a site that joins may be further than the others
+        self.free_flights = [Flight(n_elems, is_delayed) for _ in range(self.settings.n_flights())]
+        self._recorder = Recorder(sum(fragment.n_real for fragment in self.fragments))
         try:
             if manager is None:
-                self._connect()
+                within = [group for group in self.site.inner if group.size() > 1]
+                for group in (self.site.between, self.site.between, *within):
+                    self._comms.append(Comm(group, self.settings.timeout_s))
+                self.connect(self._comms[0])
             else:
-                self.make_fragments(None)
                 about = {"classes": zlib.crc32(repr(rows).encode())}
-                self.managed = manager.join(self, mine["versions"] | mine["options"] | about)
+                self.managed = manager.join(self, agreed["versions"] | agreed["options"] | about)
         except BaseException:
             self._free()
             raise
@@ -210,25 +208,20 @@ class LocalSteps:
         self._hooks = [one.register_step_pre_hook(self._before_one) for one in optimizers]
         self._hooks.append(optimizers[-1].register_step_post_hook(lambda *_: self._after_one()))
         self._hooks += [
-            one.parameter.register_post_accumulate_grad_hook(self._see_gradient) for one in self.site.trained
+            one.parameter.register_post_accumulate_grad_hook(self._see_gradient) for one in trained
         ]
         self.say(f"{self.table}\ntagc: {self._words()}")
 
     # ---- making it ----
 
     def _prepare(
-        self,
-        optimizer: Any,
-        between: Any,
-        manager: Others | None,
-        chosen: dict[str, Any],
-        on_exchange: object,
+        self, optimizer: Any, between: Any, manager: Others | None, chosen: dict[str, Any]
     ) -> dict[str, Any]:
         """Sets self.settings and self.site; Error on all ranks where one of them cannot, or has others.
         Returns what they agree on."""
         failure: Exception | None = None
         groups: list[Any] = [dist.group.WORLD if dist.is_initialized() else None]
-        mine: dict[str, Any] = {}
+        agreed: dict[str, Any] = {}
         try:
             if manager is not None and not isinstance(manager, Others):
                 raise Error(
@@ -241,97 +234,56 @@ class LocalSteps:
             elif groups[0] is None:
                 raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
             between = group_of(self.model, between)
-            if on_exchange is not None and not callable(on_exchange):
-                raise Error("argument", f"on_exchange is {on_exchange!r}, must be a function of a dict")
+            if self.on_exchange is not None and not callable(self.on_exchange):
+                raise Error("argument", f"on_exchange is {self.on_exchange!r}, must be a function of a dict")
             lib.load()
             if chosen["timeout_s"] is None:
                 chosen["timeout_s"] = timeout_of(between or (groups[0] if manager is None else None))
             self.settings = Settings(**chosen)
             site = self.site = Site(self.model, inner(optimizer), between, manager is not None)
-            if any(other.steps_one_of(site) for other in list(_made)):
+            at_work = [other for other in list(_made) if not other.is_closed and other._failure is None]
+            taken = {id(one.parameter) for other in at_work for one in other.site.trained}
+            if any(id(one.parameter) in taken for one in site.trained):
                 raise Error("state", "this model has LocalSteps already: close() them first")
             if manager is not None:
                 groups = site.inner or [None]
             elif site.n_sites * site.n_inner != dist.get_world_size():
                 groups = [site.between, *site.inner]
+            named = ((one.name, one.parameter) for one in site.trained)
             rows = [
                 row._replace(class_="compressed") if row.class_ == "mild" else row
-                for row in policy.classify(
-                    ((one.name, one.parameter) for one in site.trained),
-                    self.settings.layers,
-                    self.settings.rules,
-                )
+                for row in policy.classify(named, self.settings.layers, self.settings.rules)
             ]
             if self.settings.fragments > len(rows):
                 raise Error(
                     "argument",
-                    (
-                        f"fragments is {self.settings.fragments}, and the model has {len(rows)} parameters: "
-                        "must be at most as many"
-                    ),
+                    f"fragments is {self.settings.fragments}, and the model has {len(rows)} parameters: must "
+                    "be at most as many",
                 )
-            mine = {
+            where = {"kind of model": site.kind, "sites": site.n_sites, "ranks of a site": site.n_inner}
+            agreed = {
                 "versions": {"libtagc": lib.version(), "torch": torch.__version__},
                 "rows": rows,
-                "options": self.settings.fingerprint()
-                | {"kind of model": site.kind, "sites": site.n_sites, "ranks of a site": site.n_inner},
+                "options": self.settings.fingerprint() | where,
             }
         except Exception as problem:
             failure = problem
         for group in groups:
             try:
-                agree_all(group, mine, failure, chosen["timeout_s"], "LocalSteps()")
+                agree_all(group, agreed, failure, chosen["timeout_s"], "LocalSteps()")
             except Exception as problem:
                 failure = problem
         if failure is not None:
             raise failure
-        return mine
+        return agreed
 
-    def _connect(self) -> None:
-        site, settings = self.site, self.settings
-
-        def comm(group: dist.ProcessGroup) -> Comm:
-            self._comms.append(Comm(group, settings.timeout_s))
-            return self._comms[-1]
-
-        self._comm = comm(site.between)
-        self._agreement = [comm(site.between), *(comm(group) for group in site.inner if group.size() > 1)]
-        self.make_fragments(self._comm)
-
-    def make_fragments(self, comm: Comm | None) -> None:
-        """Makes fragments with the state of those that there are; again for each set of sites, where these
-        join and leave. comm: to the other sites. Collective."""
-        site, settings = self.site, self.settings
-        inner = self._agreement[1] if len(self._agreement) > 1 else None
-        outer = Outer(settings.outer_lr, settings.outer_momentum)
-        fields = functools.partial(settings.fields, op="avg" if self.managed is None else "sum")
-        made: list[Fragment] = []
-        try:
-            for i, chosen in enumerate(
-                cut([one.parameter.numel() for one in site.trained], settings.fragments)
-            ):
-                made.append(
-                    Fragment(
-                        i, [site.trained[at] for at in chosen], self._kinds, site, comm, inner, fields, outer
-                    )
-                )
-            for new, before in zip(made, self.fragments):
-                new.inherit(before)
-        except BaseException:
-            for fragment in made:
-                fragment.close()
-            raise
-        self.fragments = made
-        n_elems = max(fragment.n_elems for fragment in made)
-        self._free_flights = [Flight(n_elems) for _ in range(settings.n_flights())]
-        self._recorder.n_elems = sum(fragment.n_real for fragment in made)
-        if comm is not None:
-            site.n_sites, site.site = comm.world_size, comm.rank
-            self._recorder.n_sites = comm.world_size
-
-    def free_flight(self) -> Flight:
-        """Returns one for Exchanges, which has one at a time."""
-        return self._free_flights[0]
+    def connect(self, comm: Comm) -> None:
+        """Makes the exchanges of fragments; again for each set of sites, where these join and leave. comm: to
+        the other sites. Collective."""
+        within = self._comms[2] if self.site.n_slices > 1 else None
+        for fragment in self.fragments:
+            fragment.connect(comm, within, "avg" if self.managed is None else "sum")
+        self.site.n_sites, self.site.site = comm.world_size, comm.rank
 
     # ---- what the optimizer's hooks call ----
 
@@ -364,20 +316,26 @@ class LocalSteps:
         with self.lock:
             self._check_usable()
             self.n_steps += 1
+            self._n_own_steps += 1
             step = self.n_steps  # an exchange may change it to that of other sites
-            self._recorder.n_steps += 1
             self._land()
             for fragment, due in zip(self.fragments, self._due):
-                if step % self.settings.every == due:
-                    if self.managed is not None:
-                        self.managed.run(fragment)
-                    else:
-                        self._begin(fragment)
+                if step % self.settings.every != due:
+                    continue
+                if self.managed is not None:
+                    self.managed.run(fragment)
+                else:
+                    self._meet(Call(BEGINS, self.n_steps, fragment.index))
+                    self._begin(fragment)
             self._land()
 
     def _land(self) -> None:
+        """Applies what is due. Where it began some steps ago, sites meet for it."""
         while self.flying and self.flying[0].step + self.settings.delay <= self.n_steps:
-            self._apply()
+            flight = self.flying[0]
+            if self.settings.delay:
+                self._meet(Call(LANDS, flight.step, flight.fragment.index))
+            self._finish()
 
     @torch.no_grad()
     def _open(self) -> None:
@@ -398,51 +356,24 @@ class LocalSteps:
             "exchanges": self.n_exchanges,
             "under way": [(flight.fragment.index, self.n_steps - flight.step) for flight in self.flying],
         }
-        self._agree(
-            (
-                "what sites begin with, which must be the same: load one checkpoint on all of them, or seed "
-                "them alike"
-            ),
-            numbers,
+        what = (
+            "what sites begin with, which must be the same: load one checkpoint on all of them, or seed them "
+            "alike"
         )
+        self._agree(what, numbers)
         self.is_open = self.has_anchor = True
         self._n_control = 0
-        for flight in self.flying:
-            self._launch(flight)
+        for i, flight in enumerate(self.flying):
+            self._launch(flight, self.n_exchanges - len(self.flying) + i + 1)
 
-    @torch.no_grad()
-    def _begin(self, fragment: Fragment, meets: bool = True) -> None:
-        """meets: whether sites have yet to meet for it."""
-        if meets:
-            self._meet(Call(BEGINS, self.n_steps, fragment.index))
-        flight = self._free_flights.pop()
-        flight.begin(fragment, self.n_steps)
-        self.flying.append(flight)
-        self.n_exchanges += 1
-        self._launch(flight)
-
-    def _launch(self, flight: Flight) -> None:
-        """Launches a flight. The other sites hear of a failure when it is applied."""
-        try:
-            self.site.check_trained()
-        except Error as problem:
-            flight.failure = problem
-        try:
-            flight.launch()
-        except Error as problem:
-            self._comm.abort(str(problem))
-            flight.failure = problem
+    # ---- an exchange ----
 
     def _meet(self, mine: Call) -> list[Call]:
         """Returns what each site has come for. Error if two have come for different fragments."""
         begin = time.perf_counter()
         what = f"exchange {self.n_exchanges - len(self.flying) + 1} between sites"
-        try:
+        with self._giving_up():
             votes = self._agree(what, {}, vote=mine.vote())
-        except BaseException as problem:
-            if not isinstance(problem, Error) or problem.status in LOST:
-                self._give_up(problem)
-            raise
         self._meet_s += time.perf_counter() - begin
         calls = [Call.of(vote) for vote in votes]
         due = [(site, call) for site, call in enumerate(calls) if call.kind != SYNCHRONIZES]
@@ -455,81 +386,84 @@ class LocalSteps:
                 )
         return calls
 
-    def _apply(self) -> None:
-        """Applies the exchange that began first. Where that was some steps ago, sites meet for it."""
-        if self.settings.delay:
-            flight = self.flying[0]
-            self._meet(Call(LANDS, flight.step, flight.fragment.index))
-        self._finish()
+    @torch.no_grad()
+    def _begin(self, fragment: Fragment) -> None:
+        """Begins an exchange, for which sites have met."""
+        flight = self.free_flights.pop()
+        flight.begin(fragment, self.n_steps)
+        self.flying.append(flight)
+        self.n_exchanges += 1
+        self._launch(flight, self.n_exchanges)
+
+    def _launch(self, flight: Flight, number: int) -> None:
+        """Launches a flight. The other sites hear of a failure when it is applied."""
+        try:
+            self.site.check_trained()
+        except Error as problem:
+            flight.failure = problem
+        try:
+            flight.launch(number)
+        except Error as problem:
+            self._comms[0].abort(str(problem))
+            flight.failure = problem
 
     @torch.no_grad()
     def _finish(self) -> None:
         """Waits for the exchange that began first, and applies it on all ranks or on none."""
         begin = time.perf_counter()
         flight = self.flying.pop(0)
-        fragment, number = flight.fragment, self.n_exchanges - len(self.flying)
+        index, number = flight.fragment.index, self.n_exchanges - len(self.flying)
         meet_s, self._meet_s = self._meet_s, 0.0
-        stats: list[tuple[Part, lib.ReducerStats]] = []
         try:
-            try:
-                stats = flight.end()
-            except Error as problem:
-                flight.failure = flight.failure or problem
-            if any(one.nonfinite for _, one in stats):  # on all sites; who caused it fails alone, by name
-                is_mine = not flight.delta[: fragment.n_elems].isfinite().all()
-                is_of_one = any(map(any, self._agreement[0].all_gather(bytes([is_mine]))))
-                if flight.failure is None and (is_mine or not is_of_one):
-                    whose = "what this site adds to" if is_mine else "the mean of"
-                    flight.failure = Error(
-                        "state", f"{whose} fragment {fragment.index} is not finite; nothing was changed"
-                    )
-            waited = time.perf_counter()
-            self._agree(f"exchange {number} between sites", {"fragment": fragment.index}, flight.failure)
-        except BaseException as problem:
+            with self._giving_up():
+                stats = self._outcome(flight)
+                waited = time.perf_counter()
+                self._agree(f"exchange {number} between sites", {"fragment": index}, flight.failure)
+        except BaseException:
             flight.undo()
-            self._free_flights.append(flight)
-            if not isinstance(problem, Error) or problem.status in LOST:
-                self._give_up(problem)
             raise
-        self._free_flights.append(flight)
-        self.land(
-            flight,
-            flight.step == self.n_steps,
-            stats,
-            {"wait_s": waited - begin + meet_s, "agree_s": time.perf_counter() - waited},
-            number,
-        )
+        finally:
+            self.free_flights.append(flight)
+        agree_s = time.perf_counter() - waited
+        is_now = flight.step == self.n_steps
+        self.land(flight, is_now, stats, number, wait_s=waited - begin + meet_s, agree_s=agree_s)
+
+    def _outcome(self, flight: Flight) -> Stats:
+        """Waits for an exchange. What went wrong, if anything did, is its failure. Collective."""
+        stats: Stats = []
+        try:
+            stats = flight.end()
+        except Error as problem:
+            flight.failure = flight.failure or problem
+        if any(part.nonfinite for _, part in stats):  # on all sites; who caused it fails alone, by name
+            is_mine = not flight.is_finite()
+            is_of_one = any(map(any, self._comms[1].all_gather(bytes([is_mine]))))
+            if flight.failure is None and (is_mine or not is_of_one):
+                whose = "what this site adds to" if is_mine else "the mean of"
+                text = f"{whose} fragment {flight.fragment.index} is not finite; nothing was changed"
+                flight.failure = Error("state", text)
+        return stats
 
     @torch.no_grad()
-    def land(
-        self,
-        flight: Flight,
-        is_now: bool,
-        stats: list[tuple[Part, lib.ReducerStats]],
-        seconds: Mapping[str, float],
-        number: int | None = None,
-    ) -> None:
-        """Takes the outer step, after an exchange that counts on all sites. number: of the exchange; None:
-        the next."""
-        if number is None:
-            number = self.n_exchanges = self.n_exchanges + 1
+    def land(self, flight: Flight, is_now: bool, stats: Stats, number: int, **seconds: float) -> None:
+        """Takes the outer step, after exchange `number`, which counts on all sites."""
         fragment = flight.fragment
-        fragment.decay_residual(self.settings.residual_decay)
+        fragment.decay_residual()
         fragment.apply(flight, is_now)
-        n_bytes, self._n_control = self._n_control, 0
+        n_control, self._n_control = self._n_control, 0
         if self.managed is not None:
-            n_bytes = self.managed.connection().agreement_bytes
+            self.n_exchanges, n_control = number, self.managed.connection().agreement_bytes
         said = self._recorder.add(
             stats,
-            n_bytes,
-            {
-                "exchanges": number,
-                "fragment": fragment.index,
-                "step": self.n_steps,
-                "begun": flight.step,
-                "n_elems": fragment.n_real,
-                **seconds,
-            },
+            self.site.n_sites,
+            self._n_own_steps,
+            n_control,
+            exchanges=number,
+            fragment=fragment.index,
+            step=self.n_steps,
+            begun=flight.step,
+            n_elems=fragment.n_real,
+            **seconds,
         )
         if self.on_exchange is not None:
             self.on_exchange(said)
@@ -540,13 +474,14 @@ class LocalSteps:
         """Returns the vote of each site. Raises on all ranks where one has a failure, or other numbers than
         its peers. Collective over all ranks."""
         votes: list[int] = []
-        self._n_control += sum(comm.agreement_bytes for comm in self._agreement)
-        # they need not wait, too, for whom it waited
-        if isinstance(failure, Error) and failure.status in LOST:
-            for comm in self._agreement:
+        comms = self._comms[1:]
+        self._n_control += sum(comm.agreement_bytes for comm in comms)
+        for i, comm in enumerate(comms):
+            if (
+                isinstance(failure, Error) and failure.status in LOST
+            ):  # for whom it waited, these need not, too
                 comm.abort(str(failure))
-            raise failure
-        for i, comm in enumerate(self._agreement):
+                continue
             try:
                 if i == 0:
                     votes = comm.agree(what, numbers, failure, vote)
@@ -554,21 +489,23 @@ class LocalSteps:
                     comm.agree("within this site", {"call": vote}, failure)
             except Error as problem:
                 failure = problem
-                if problem.status in LOST:
-                    for other in self._agreement[i + 1 :]:
-                        other.abort(str(problem))
-                    raise failure from problem
         if failure is not None:
             raise failure
         return votes
 
-    def _give_up(self, problem: BaseException) -> None:
-        """Gives up: there are no connections any more. What is under way has failed, too."""
-        self._failure = (
-            problem if isinstance(problem, Exception) else Error("state", f"{type(problem).__name__}")
-        )
-        self._comm.abort(str(problem))
-        self.drop_flights()
+    @contextlib.contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        """Gives up where what it contains fails other than by an agreement: there are no connections any
+        more. What is under way has failed, too."""
+        try:
+            yield
+        except BaseException as problem:
+            if not isinstance(problem, Error) or problem.status in LOST:
+                name = type(problem).__name__
+                self._failure = problem if isinstance(problem, Exception) else Error("state", name)
+                self._comms[0].abort(str(problem))
+                self.drop_flights()
+            raise
 
     def _check_usable(self) -> None:
         if self.is_closed:
@@ -576,11 +513,8 @@ class LocalSteps:
         if self._failure is not None:
             raise Error(
                 "state",
-                (
-                    f"an exchange failed ({self._failure}): make LocalSteps anew; state_dict() of this one "
-                    "has "
-                    "what was not sent yet"
-                ),
+                f"an exchange failed ({self._failure}): make LocalSteps anew; state_dict() of this one has "
+                "what was not sent yet",
             )
 
     # ---- what users use ----
@@ -601,7 +535,7 @@ class LocalSteps:
             while self.flying:
                 self._finish()
             for fragment in self.fragments:
-                self._begin(fragment, meets=False)
+                self._begin(fragment)
                 self._finish()
             self.n_steps = steps
 
@@ -614,7 +548,7 @@ class LocalSteps:
             if due is None:
                 return max(call.step for call in calls)
             if due.kind == BEGINS:
-                self._begin(self.fragments[due.fragment], meets=False)
+                self._begin(self.fragments[due.fragment])
             if due.kind == LANDS or not self.settings.delay:
                 self._finish()
 
@@ -652,14 +586,45 @@ class LocalSteps:
             with contextlib.suppress(Error):  # there was no quorum yet
                 comms.append(self.managed.connection())
         held = [tensor for fragment in self.fragments for tensor in fragment.tensors()]
-        flights = [*self._free_flights, *self.flying]
+        flights = [*self.free_flights, *self.flying]
         return count(comms, held, transient=[tensor for flight in flights for tensor in flight.tensors()])
 
     def state_dict(self) -> dict[str, Any]:
         """Returns copies of this rank's state for torch.save() or torch.distributed.checkpoint: anchor,
         residuals, outer momentum, counters, and what is under way. Local, between steps. The model's and the
         optimizer's own state are saved beside it, by every site."""
-        return local_state.save(self)
+        with self.lock:
+            self._check_open()
+            under_way = {flight.fragment.index: flight for flight in self.flying}
+            kinds = local_state.kinds_of(self.settings)
+            tensors: dict[str, dict[str, torch.Tensor]] = {kind: {} for kind in kinds}
+            for fragment in self.fragments:
+                flight = under_way.get(fragment.index)
+                before = None if self.managed is None else self.managed.residuals_before(fragment)
+                if flight is not None:
+                    before = flight.residuals()
+                sources: dict[str, Mapping[str, torch.Tensor]] = {
+                    "residual": fragment.residuals_on_the_wire() if before is None else before,
+                    "delta": {} if flight is None else fragment.views(flight.delta),
+                    **fragment.kept(),
+                }
+                for kind, named in tensors.items():
+                    for name, n in fragment.sizes(kind).items():
+                        values = sources[kind].get(name)
+                        named[name] = zeros(n) if values is None else values.clone()
+            about = {
+                "version": local_state.VERSION,
+                "sites": self.site.n_sites,
+                "site": self.site.site,
+                "steps": self.n_steps,
+                "exchanges": self.n_exchanges,
+                "open": int(self.has_anchor),
+                "fragments": self.settings.fragments,
+                "delay": self.settings.delay,
+                "begun": {str(index): flight.step for index, flight in under_way.items()},
+                "managed": int(self.managed is not None),
+            }
+            return {f"rank{self.site.rank}": {"about": json.dumps(about), **tensors}}
 
     def load_state_dict(self, saved: Mapping[str, Any], residuals: bool = True) -> None:
         """Loads what state_dict() gave on this rank; a run that goes on with it goes on bit for bit, where
@@ -667,38 +632,71 @@ class LocalSteps:
         With another number of sites residuals are multiplied, so that each adds as much to the mean as it
         would have; what a site that left held back is lost. Local, between steps; Error, and nothing is
         changed, where it does not fit."""
-        local_state.load(self, saved, residuals)
+        with self.lock:
+            self._check_open()
+            about, entry = local_state.entry_of(saved, self.site.rank, residuals)
+            if bool(about["managed"]) != (self.managed is not None):
+                raise local_state.bad(
+                    f"was {'' if about['managed'] else 'not '}saved where sites join and leave, and "
+                    f"residuals are parts of the mean: load it {'there' if about['managed'] else 'elsewhere'}"
+                )
+            begun, mine = about["begun"], self.settings
+            if begun and (about["fragments"], about["delay"]) != (mine.fragments, mine.delay):
+                raise local_state.bad(
+                    f"has exchanges under way of {about['fragments']} fragments with a delay of "
+                    f"{about['delay']}; here it is {mine.fragments} with {mine.delay}"
+                )
+            self._check_saved(entry, [k for k in local_state.kinds_of(mine) if k != "delta" or begun])
+            factor = float(residuals)
+            if self.managed is not None:
+                self.managed.forget()
+            else:
+                factor *= self.site.n_sites / about["sites"]
+            self.drop_flights()
+            for fragment in self.fragments:
+                fragment.load(entry)
+                names = fragment.sizes("residual")
+                fragment.set_residuals_on_the_wire({name: entry["residual"][name] * factor for name in names})
+            for index, step in sorted(begun.items(), key=lambda one: one[1]):
+                flight = self.free_flights.pop()
+                flight.begin(self.fragments[index], step, entry["delta"])  # launched before the next step
+                self.flying.append(flight)
+            self.n_steps, self.n_exchanges = about["steps"], about["exchanges"]
+            self.has_anchor, self.is_open = bool(about["open"]), False
+
+    def _check_saved(self, entry: Mapping[str, Any], kinds: Sequence[str]) -> None:
+        for kind in kinds:
+            sizes = [fragment.sizes(kind) for fragment in self.fragments]
+            local_state.check(
+                entry.get(kind, {}), kind, {name: n for one in sizes for name, n in one.items()}
+            )
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise Error("state", "these local steps are closed, and their residuals are gone")
 
     def shared(self) -> dict[str, Any]:
-        """Returns what a site that joins gets of another one."""
-        return local_state.shared(self)
+        """Returns what a site that joins gets of another one: as state_dict(), without the residual and what
+        there is only with a delay."""
+        state: dict[str, Any] = {"steps": self.n_steps, "exchanges": self.n_exchanges}
+        for fragment in self.fragments:
+            for kind, named in fragment.kept().items():
+                state.setdefault(kind, {}).update({name: values.clone() for name, values in named.items()})
+        return state
 
     def load_shared(self, state: Mapping[str, Any]) -> None:
         """Loads what shared() of another site returned. Local; Error where it does not fit."""
-        local_state.load_shared(self, state)
-
-    def steps_one_of(self, site: Site) -> bool:
-        """Returns whether it exchanges a parameter that `site` would exchange once more."""
-        mine = {id(one.parameter) for one in self.site.trained}
-        is_at_work = not self.is_closed and self._failure is None
-        return is_at_work and any(id(one.parameter) in mine for one in site.trained)
+        self._check_saved(state, list(self.fragments[0].kept()))
+        for fragment in self.fragments:
+            fragment.load(state)
+        self.n_steps, self.n_exchanges = int(state["steps"]), int(state["exchanges"])
 
     def drop_flights(self) -> None:
         """Drops what is under way: nothing of it is applied, and residuals are as they were before."""
         for flight in self.flying:
             flight.drop()
-        self._free_flights += self.flying
+        self.free_flights += self.flying
         self.flying = []
-
-    def resume(self, about: Mapping[str, Any], flights: Sequence[tuple[int, int, torch.Tensor]]) -> None:
-        """Continues from a checkpoint. flights: (fragment, step, its delta), to be launched before the next
-        step."""
-        for index, step, delta in flights:
-            flight = self._free_flights.pop()
-            flight.resume(self.fragments[index], step, delta)
-            self.flying.append(flight)
-        self.n_steps, self.n_exchanges = about["steps"], about["exchanges"]
-        self.has_anchor, self.is_open = bool(about["open"]), False
 
     def say(self, text: str) -> None:
         """Prints it on rank 0; where sites join and leave, on rank 0 of each site."""
@@ -750,7 +748,7 @@ class LocalSteps:
 
     def __dir__(self) -> list[str]:
         """Returns what users call, for completion: not what tagc's own modules share."""
-        return [name for name in super().__dir__() if name.startswith("_") or name in _FOR_USERS]
+        return [name for name in super().__dir__() if name.startswith("_") or name in _FOR_USERS.split()]
 
     def __enter__(self) -> LocalSteps:
         return self

@@ -157,9 +157,8 @@ class Exchanges:
             self.say(f"tagc: this exchange is given up: {failure}")
         if counts and flight is not None:
             self._exchanged = flight.fragment.index
-            self._handle.land(
-                flight, is_now, stats, {"wait_s": waited - begin, "agree_s": time.perf_counter() - waited}
-            )
+            number, agree_s = self._handle.n_exchanges + 1, time.perf_counter() - waited
+            self._handle.land(flight, is_now, stats, number, wait_s=waited - begin, agree_s=agree_s)
         return counts
 
     def run_all(self) -> None:
@@ -182,22 +181,20 @@ class Exchanges:
         if self._refused is not None:
             raise self._refused
         if self._connected is not comm:
-            handle.make_fragments(comm)
+            handle.connect(comm)
             self._connected = comm
         contributes = fragment is not None and self._manager.is_participating() and not self._is_healed
         failure = None
-        flight = handle.free_flight()
+        flight = handle.free_flights[0]
         if fragment is not None and contributes:
             flight.begin(handle.fragments[fragment.index], handle.n_steps)
             try:
                 handle.site.check_trained()
-                if not flight.delta.isfinite().all():
+                if not flight.is_finite():
                     raise Error(
                         "state",
-                        (
-                            f"what fragment {fragment.index} of this site came to is not finite; nothing was "
-                            "changed"
-                        ),
+                        f"what fragment {fragment.index} of this site came to is not finite; nothing was "
+                        "changed",
                     )
             except Error as problem:
                 failure = problem
@@ -225,7 +222,7 @@ class Exchanges:
             return None, True
         is_now = True
         if contributes:
-            flight.delta.div_(sum(vote > 0 for vote in votes))
+            flight.divide(sum(vote > 0 for vote in votes))
         else:
             flight.begin(handle.fragments[wanted.pop() - 1], handle.n_steps)
             is_now = self._is_healed or fragment is not None or not flight.delta.any()
@@ -240,8 +237,9 @@ class Exchanges:
             if one is not flight.fragment
             for place in one.places
         )
-        flight.launch()
-        stats = flight.end(self.quorum.goes_on)
+        flight.launch(self._handle.n_exchanges + 1)
+        stats = flight.end()
+        self.quorum.goes_on(place.trained.name for place in flight.fragment.places)
         if sum(one.nonfinite for _, one in stats):
             raise Error(
                 "state",

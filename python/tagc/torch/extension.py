@@ -23,8 +23,8 @@ from tagc.torch.exchange.internals import (
     reader,
     unwrapped,
 )
-from tagc.torch.exchange.model import Follower
-from tagc.torch.exchange.reducer import Gatherer, Reducer
+from tagc.torch.exchange.model import Follower, Levels, UnitModel
+from tagc.torch.exchange.reducer import Gatherer
 from tagc.torch.exchange.runner import Future, Host, Runners
 from tagc.torch.exchange.said import say
 from tagc.torch.exchange.staging import Kernels
@@ -70,8 +70,9 @@ __all__ = [
     # of exchanges: a Wrapped says what there is to exchange, Passes exchanges it
     "ALONE", "AllGather", "AnyWrapper", "Cluster", "Comm", "DTYPES", "Disagreement", "Exchanged",
     "Expected", "Follower", "Future", "GatheringWrapper", "Gatherer", "Gloo", "Held", "Host", "Hosts",
-    "Kinds", "Memory", "Passes", "Place", "ReduceOp", "Reducer", "Runners", "State", "Unit", "Way", "Wrapped",
-    "add_up", "check_tensors", "checkpoint", "count", "layouts", "place_of", "scale_of", "words_of_slow_sums",
+    "Kinds", "Levels", "Memory", "Passes", "Place", "ReduceOp", "Runners", "State", "Unit", "UnitModel",
+    "Way", "Wrapped", "add_up", "check_tensors", "checkpoint", "count", "layouts", "place_of", "scale_of",
+    "words_of_slow_sums",
     # of arrays on a device
     "Kernels", "streams",
     # of words

@@ -113,20 +113,19 @@ def train(name, folder, script, n_ranks=1, rank=0, port=0, **options):
         timeout_s=60,
         **{"sparsity": 0.9, "values": "int2"} | options,
     )
-    quorum, key, n_parts, n_planted = handle.managed.quorum, [None], [0], []
+    quorum, key, n_planted, written = handle.managed.quorum, [None], [], []
     begin, goes_on, exchange = quorum.begin, quorum.goes_on, handle.managed._exchange
 
     def begin_and_note(member):
         begin(member)
-        key[0], n_parts[0] = quorum.attempt(), 0
+        key[0] = quorum.attempt()
 
     def goes_on_or_dies(names):
-        n_parts[0] += 1
         if (
-            script == "dies in the middle of an exchange"
+            script == "dies in the middle of an exchange"  # before it sends what the others wait for
+            and written  # or what it keeps of the exchange in which it joined is not known
             and handle.n_exchanges >= PLANTED
             and quorum.size() == 3
-            and n_parts[0] == 2
         ):
             os.kill(os.getpid(), signal.SIGKILL)
         goes_on(names)
@@ -135,6 +134,7 @@ def train(name, folder, script, n_ranks=1, rank=0, port=0, **options):
         stats = exchange(flight)
         if (
             script == "fails alone"
+            and written
             and handle.n_exchanges >= 2 * PLANTED
             and quorum.size() > 1
             and not n_planted
@@ -194,6 +194,7 @@ def train(name, folder, script, n_ranks=1, rank=0, port=0, **options):
                     notes,
                 )
                 notes.flush()
+                written += [1] * counts
             time.sleep(0.02)
     saved = handle.state_dict()
     handle.load_state_dict(saved)
