@@ -122,14 +122,15 @@ static void say_floors(const tagc_measured_arms *b) {
 }
 
 static json_t *iteration_json(const tagc_measured_arms *b, const tagc_measured_arm *a, int i) {
-    const tagc_bench_iteration *it = &a->iterations[i];
-    return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "round", i / b->n_steps,
-                     "total_s", tagc_json_real(it->total_s), "compute_s", tagc_json_real(it->compute_s),
-                     "wait_gather_s", tagc_json_real(it->wait_gather_s), "wait_reduce_s",
-                     tagc_json_real(it->wait_reduce_s), "optimizer_s", tagc_json_real(it->optimizer_s),
-                     "comm_s", tagc_json_real(it->comm_s), "codec_s", tagc_json_real(it->codec_s),
-                     "exchange_s", tagc_json_real(it->exchange_s), "gradient_s",
-                     tagc_json_real(it->gradient_s), "phase_s", tagc_json_phases(it->phase_s));
+    const tagc_bench_iteration *iteration = &a->iterations[i];
+    return json_pack(
+        "{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "round", i / b->n_steps, "total_s",
+        tagc_json_real(iteration->total_s), "compute_s", tagc_json_real(iteration->compute_s),
+        "wait_gather_s", tagc_json_real(iteration->wait_gather_s), "wait_reduce_s",
+        tagc_json_real(iteration->wait_reduce_s), "optimizer_s", tagc_json_real(iteration->optimizer_s),
+        "comm_s", tagc_json_real(iteration->comm_s), "codec_s", tagc_json_real(iteration->codec_s),
+        "exchange_s", tagc_json_real(iteration->exchange_s), "gradient_s",
+        tagc_json_real(iteration->gradient_s), "phase_s", tagc_json_phases(iteration->phase_s));
 }
 
 static json_t *arm_json(const tagc_measured_arms *b, const tagc_measured_arm *a) {

@@ -173,7 +173,7 @@ static tagc_status run_steps(turn *t, int round) {
 static tagc_status take_turn(tagc_measured_arms *b, tagc_measured_arm *a, int round) {
     turn t = {.b = b, .arm = a};
     double start_s = tagc_clock_s(), made_s = 0;
-    char each[24], made[24];
+    char per_iteration[24], made[24];
     tagc_status status = open_turn(&t);
     if (status == TAGC_OK) {
         made_s = tagc_clock_s() - start_s;
@@ -189,7 +189,7 @@ static tagc_status take_turn(tagc_measured_arms *b, tagc_measured_arm *a, int ro
     tagc_bench_say(b->bench, "  round %d of %d  %-*s %10s an iteration   (engine made in %s)\n", round + 1,
                    b->n_rounds, tagc_measured_name_width(b),
                    a == &b->arms[b->n] ? "the first again" : a->arm->name,
-                   tagc_human_time(a->round_s[round], each), tagc_human_time(made_s, made));
+                   tagc_human_time(a->round_s[round], per_iteration), tagc_human_time(made_s, made));
     return TAGC_OK;
 }
 

@@ -8,11 +8,12 @@
 enum { VALUE_BYTES = 512 }; /* of what is no text */
 
 /* Of any length: a text where it is, other values in `room`. */
-static const char *value_of(const tagc_command *command, const void *values, int i, char room[VALUE_BYTES]) {
+static const char *value_of(const tagc_command *command, const void *values, int i,
+                            char text_of_value[VALUE_BYTES]) {
     const tagc_option *option = &command->options[i];
     if (option->type != TAGC_OPTION_TEXT) {
-        tagc_options_get(command, values, i, room, VALUE_BYTES);
-        return room;
+        tagc_options_get(command, values, i, text_of_value, VALUE_BYTES);
+        return text_of_value;
     }
     const char *held = *(const char *const *)((const char *)values + option->offset);
     return held ? held : "";
@@ -20,10 +21,10 @@ static const char *value_of(const tagc_command *command, const void *values, int
 
 json_t *tagc_saved_options(const tagc_command *command, const void *values) {
     json_t *object = json_object();
-    char room[VALUE_BYTES];
+    char text_of_value[VALUE_BYTES];
     for (int i = 0; i < command->n_options; i++)
         json_object_set_new(object, command->options[i].name,
-                            json_string(value_of(command, values, i, room)));
+                            json_string(value_of(command, values, i, text_of_value)));
     return object;
 }
 
@@ -33,9 +34,9 @@ static int is_own(const tagc_option *option) {
 }
 
 tagc_status tagc_saved_check_text(const tagc_command *command, const void *values) {
-    char room[VALUE_BYTES];
+    char text_of_value[VALUE_BYTES];
     for (int i = 0; i < command->n_options; i++) {
-        json_t *text = json_string(value_of(command, values, i, room));
+        json_t *text = json_string(value_of(command, values, i, text_of_value));
         int can_be_saved = text != NULL || is_own(&command->options[i]);
         json_decref(text);
         if (!can_be_saved)
@@ -79,7 +80,7 @@ static const char *text_of(const tagc_saved *saved, const tagc_option *option) {
 tagc_status tagc_saved_merge(const tagc_saved *saved, const tagc_parsed *parsed, void *values,
                              tagc_progress *progress) {
     const tagc_command *command = parsed->command;
-    char room[VALUE_BYTES];
+    char text_of_value[VALUE_BYTES];
     for (int i = 0; i < command->n_options; i++) {
         const char *text = text_of(saved, &command->options[i]);
         if (text && !parsed->given[i])
@@ -91,7 +92,7 @@ tagc_status tagc_saved_merge(const tagc_saved *saved, const tagc_parsed *parsed,
         const tagc_option *option = &command->options[i];
         const char *then = text_of(saved, option);
         if (!then || !parsed->given[i]) continue;
-        const char *now = value_of(command, values, i, room);
+        const char *now = value_of(command, values, i, text_of_value);
         if (strcmp(now, then) != 0 && option->role == TAGC_ROLE_FIXED) {
             return tagc_fail(
                 TAGC_ERR_MISMATCH,

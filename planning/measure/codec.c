@@ -115,11 +115,11 @@ static tagc_status time_reducer(tagc_codec_bench *c, tagc_reducer *reducer, tagc
 
 tagc_status tagc_measure_reducer(tagc_codec_bench *c, const tagc_reducer_options *options,
                                  tagc_codec_time *out) {
-    tagc_reducer_options own = *options;
+    tagc_reducer_options untagged = *options;
     tagc_reducer *reducer = NULL;
     *out = (tagc_codec_time){.n_elems = options->n_elems};
-    own.tag = UINT64_MAX;
-    TAGC_TRY(tagc_reducer_create(c->rank->comm, &own, &reducer));
+    untagged.tag = UINT64_MAX;
+    TAGC_TRY(tagc_reducer_create(c->rank->comm, &untagged, &reducer));
     tagc_status status = time_reducer(c, reducer, out);
     tagc_rank_finish(c->rank, status);
     tagc_reducer_destroy(reducer);
@@ -138,9 +138,9 @@ static size_t lossless_bytes(size_t n) {
 static void encode_lossless(const float *values, uint8_t *body, size_t n) {
     uint16_t halves[CHUNK];
     for (size_t at = 0; at < n; at += CHUNK) {
-        size_t here = n - at < CHUNK ? n - at : CHUNK;
-        tagc_bf16_narrow(values + at, halves, here);
-        uint32_t n_bytes = (uint32_t)tagc_exponents_encode(halves, here, body + sizeof n_bytes);
+        size_t n_now = n - at < CHUNK ? n - at : CHUNK;
+        tagc_bf16_narrow(values + at, halves, n_now);
+        uint32_t n_bytes = (uint32_t)tagc_exponents_encode(halves, n_now, body + sizeof n_bytes);
         memcpy(body, &n_bytes, sizeof n_bytes);
         body += sizeof n_bytes + n_bytes;
     }
@@ -149,11 +149,11 @@ static void encode_lossless(const float *values, uint8_t *body, size_t n) {
 static void decode_lossless(const uint8_t *body, float *values, size_t n) {
     uint16_t halves[CHUNK];
     for (size_t at = 0; at < n; at += CHUNK) {
-        size_t here = n - at < CHUNK ? n - at : CHUNK;
+        size_t n_now = n - at < CHUNK ? n - at : CHUNK;
         uint32_t n_bytes;
         memcpy(&n_bytes, body, sizeof n_bytes);
-        (void)tagc_exponents_decode(body + sizeof n_bytes, n_bytes, halves, here); /* made here */
-        tagc_bf16_widen(halves, values + at, here);
+        (void)tagc_exponents_decode(body + sizeof n_bytes, n_bytes, halves, n_now); /* made here */
+        tagc_bf16_widen(halves, values + at, n_now);
         body += sizeof n_bytes + n_bytes;
     }
 }

@@ -73,11 +73,12 @@ static tagc_reducer *make(rank_run *run, tagc_comm *comm, int u) {
     options.n_elems = elems_of(u, run->world_size);
     if (!CHECK(run, tagc_reducer_create(comm, &options, &reducer) == TAGC_OK)) return NULL;
     if (plan[u].shard == 0) { /* buffers are laid out again, with the smallest window */
-        tagc_direct_of(reducer)->window_bytes = 1;
+        tagc_direct_of(reducer)->travel.window_bytes = 1;
         CHECK(run, tagc_reducer_set_sparsity(reducer, 0.5) == TAGC_OK);
         CHECK(run, tagc_reducer_set_sparsity(reducer, options.sparsity) == TAGC_OK);
         const tagc_direct *d = tagc_direct_of(reducer);
-        CHECK(run, run->world_size < 6 || !tagc_comm_has_lanes(comm) || d->window < d->n_parcels);
+        CHECK(run,
+              run->world_size < 6 || !tagc_comm_has_lanes(comm) || d->travel.window < d->travel.n_parcels);
     }
     return reducer;
 }

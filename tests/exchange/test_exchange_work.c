@@ -7,6 +7,11 @@
 #include "transport/work.h"
 #include "whole.h"
 
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <time.h>
+
 enum { MB = 1 << 20 };
 
 static void destroy_comm(tagc_comm *comm) {
@@ -85,6 +90,70 @@ TEST(test_steps_take_their_memory_in_order) {
     assert_true(tagc_work_take(comm, &works[0]));
     tagc_work_give(comm, &works[0]);
     close_works(comm, works, 4);
+    destroy_comm(comm);
+}
+
+/* ---- a thread that waits ---- */
+
+typedef struct waiting {
+    tagc_comm *comm;
+    tagc_work *work;
+    double cpu_s; /* that the wait took */
+    atomic_int has_memory;
+} waiting;
+
+static double cpu_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static void *wait_for_memory(void *arg) {
+    waiting *w = arg;
+    double before = cpu_seconds();
+    tagc_work_wait(w->comm, w->work);
+    w->cpu_s = cpu_seconds() - before;
+    atomic_store(&w->has_memory, 1);
+    return NULL;
+}
+
+/* Waits until other threads than this one wait, and lets them, for longer than a thread may compute that only waits. */
+static void let_wait(tagc_comm *comm, const tagc_works *works, int n_waiting) {
+    for (int n = -1; n < n_waiting;) {
+        pthread_mutex_lock(&comm->lock);
+        n = works->n_waiting;
+        pthread_mutex_unlock(&comm->lock);
+        sched_yield();
+    }
+    nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);
+}
+
+/* In their order, each when the one before it has given its memory back, and at no cost of a processor. */
+TEST(test_threads_wait_in_order) {
+    tagc_comm *comm = comm_alone(NULL);
+    static const uint64_t tags[] = {1, 2, 3};
+    static const size_t sizes[] = {60 * MB, 60 * MB, 60 * MB};
+    tagc_work *works = open_works(comm, tags, sizes, 3);
+    waiting all[3] = {{0}};
+    pthread_t threads[3];
+    tagc_work_line_up(comm, &works[0]);
+    tagc_work_wait(comm, &works[0]);
+    for (int i = 1; i < 3; i++) {
+        all[i] = (waiting){.comm = comm, .work = &works[i]};
+        tagc_work_line_up(comm, &works[i]);
+        assert_int_equal(pthread_create(&threads[i], NULL, wait_for_memory, &all[i]), 0);
+    }
+    let_wait(comm, works[0].works, 2);
+    assert_false(atomic_load(&all[1].has_memory) || atomic_load(&all[2].has_memory));
+    tagc_work_give(comm, &works[0]);
+    pthread_join(threads[1], NULL);
+    let_wait(comm, works[0].works, 1);
+    assert_false(atomic_load(&all[2].has_memory));
+    tagc_work_give(comm, &works[1]);
+    pthread_join(threads[2], NULL);
+    tagc_work_give(comm, &works[2]);
+    for (int i = 1; i < 3; i++) assert_true(all[i].cpu_s < 0.05);
+    close_works(comm, works, 3);
     destroy_comm(comm);
 }
 

@@ -33,8 +33,8 @@ static tagc_model *make_model(member *m, int n_places) {
     all.sparsity = all.mild_sparsity = 0;
     all.format = all.mild_format = TAGC_FORMAT_INT8;
     tagc_model_options_init(&o);
-    o.schedule = &all;
-    o.residual = TAGC_FORMAT_FP32;
+    o.schedule.options = &all;
+    o.formats.residual = TAGC_FORMAT_FP32;
     (void)n_places;
     EXPECT(m, tagc_model_create(m->within, m->between, tensors, N_ALL, &o, &model) == TAGC_OK);
     return model;
@@ -107,7 +107,7 @@ static void no_list_body(member *m) {
     tagc_model *model = NULL;
     tagc_model_options o;
     tagc_model_options_init(&o);
-    o.output = TAGC_OUTPUT_UNIT;
+    o.layout.output = TAGC_OUTPUT_UNIT;
     EXPECT(m, tagc_model_create(m->within, m->between, tensors, N_ALL, &o, &model) == TAGC_OK);
     for (int step = 0; model && step < 3; step++) {
         int is_wrong = step == 1 && m->rank == 1;
@@ -193,7 +193,7 @@ static void order_body(member *m) {
     tagc_model *model = NULL;
     tagc_model_options o;
     tagc_model_options_init(&o);
-    o.residual = TAGC_FORMAT_FP32;
+    o.formats.residual = TAGC_FORMAT_FP32;
     EXPECT(m, tagc_model_create(m->within, m->between, alike, 2, &o, &model) == TAGC_OK);
     for (int step = 0; model && step < 4 && !m->failure[0]; step++) {
         int is_swapped = step % 2 == 1, other = is_swapped && m->rank == 1;
@@ -303,9 +303,9 @@ static void made_body(member *m) {
         if (kind == 1) own[1].shape = other;
         if (kind == 2) own[2].kind = TAGC_CLASS_DENSE;
         if (kind == 3) own[2].unit = 0, own[1].unit = 1;
-        if (kind == 4) o.output = m->w->n_places > 1 ? TAGC_OUTPUT_HOST_SHARD : TAGC_OUTPUT_UNIT;
-        if (kind == 12) o.cut = TAGC_CUT_FLAT;
-        if (kind == 13) o.block = 64;
+        if (kind == 4) o.layout.output = m->w->n_places > 1 ? TAGC_OUTPUT_HOST_SHARD : TAGC_OUTPUT_UNIT;
+        if (kind == 12) o.layout.cut = TAGC_CUT_FLAT;
+        if (kind == 13) o.formats.block = 64;
     }
     static const uint64_t none[N_ALL * (MOST_RANKS + 1)];
     if ((kind >= 5 && kind < 12) || kind >= 15) expected = TAGC_ERR_ARGUMENT;
@@ -315,13 +315,14 @@ static void made_body(member *m) {
         if (kind == 6) own[1].name = "";
         if (kind == 7) own[2].unit = 7;
         if (kind == 8) own[2].unit = 2;
-        if (kind == 9) o.residual = TAGC_FORMAT_INT2;
+        if (kind == 9) o.formats.residual = TAGC_FORMAT_INT2;
         if (kind == 10) own[0].n_dims = 65;
         if (kind == 11) o.n_threads = 0;
-        if (kind == 14) o.cut = TAGC_CUT_FLAT_ARRAYS, o.sum = TAGC_ELEMENT_BF16;
-        if (kind == 15) o.cut = TAGC_CUT_RANGES;
-        if (kind == 16) o.ranges = none;
-        if (kind == 17) o.cut = TAGC_CUT_RANGES, o.ranges = none; /* which end before the tensors do */
+        if (kind == 14) o.layout.cut = TAGC_CUT_FLAT_ARRAYS, o.formats.sum = TAGC_ELEMENT_BF16;
+        if (kind == 15) o.layout.cut = TAGC_CUT_RANGES;
+        if (kind == 16) o.layout.ranges = none;
+        if (kind == 17)
+            o.layout.cut = TAGC_CUT_RANGES, o.layout.ranges = none; /* which end before the tensors do */
     }
     EXPECT(m, tagc_model_create(m->within, m->between, own, N_ALL, &o, &model) == expected);
     EXPECT(m, model == NULL && tagc_last_error()[0]);
@@ -342,7 +343,7 @@ static void flats_body(member *m) {
     tagc_model *model;
     float gradient[1024] = {0}, sums[1024];
     tagc_model_options_init(&o);
-    o.cut = TAGC_CUT_FLAT_ARRAYS;
+    o.layout.cut = TAGC_CUT_FLAT_ARRAYS;
     o.op = TAGC_OP_SUM;
     tagc_comm *within = m->w->n_places > 1 ? m->within : NULL;
     if (!EXPECT(m, tagc_model_create(within, m->between, tensors, N_ALL, &o, &model) == TAGC_OK)) return;
@@ -508,7 +509,7 @@ static void lie_body(member *m) {
     tagc_model *model = NULL;
     tagc_model_options o;
     tagc_model_options_init(&o);
-    o.output = about->output;
+    o.layout.output = about->output;
     become_liar(m);
     EXPECT(m, tagc_model_create(m->within, m->between, tensors, N_ALL, &o, &model) == TAGC_OK);
     for (int step = 0; step < 20 && !m->failure[0]; step++) { /* the last one decides */
@@ -551,7 +552,7 @@ static void order_of_ends_body(member *m) {
     tagc_model *model = NULL;
     tagc_model_options o;
     tagc_model_options_init(&o);
-    o.output = *(int *)m->w->shared;
+    o.layout.output = *(int *)m->w->shared;
     EXPECT(m, tagc_model_create(m->within, m->between, three, 3, &o, &model) == TAGC_OK);
     for (int step = 0; model && step < 3; step++) {
         int is_wrong = step == 1;

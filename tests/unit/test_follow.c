@@ -100,18 +100,18 @@ static void same_plans_body(member *m) {
     tagc_schedule_options_init(&so);
     so.fresh = 1;
     tagc_model_options_init(&o);
-    o.output = TAGC_OUTPUT_UNIT;
-    o.schedule = &so;
-    o.moment = TAGC_MOMENT_NONE;
+    o.layout.output = TAGC_OUTPUT_UNIT;
+    o.schedule.options = &so;
+    o.schedule.moment = TAGC_MOMENT_NONE;
     choose(&s, UINT32_MAX, &whole);
     EXPECT(m, tagc_model_create(NULL, m->between, whole.tensors, whole.n, &o, &whole.model) == TAGC_OK);
     EXPECT(m, tagc_model_follow(whole.model) == TAGC_ERR_STATE);
     tagc_schedule *schedule = make_schedule(m, &whole, &so, number);
-    o.follows = schedule;
+    o.schedule.follows = schedule;
     for (uint32_t u = 0; u < N_UNITS; u++) {
         choose(&s, u, &units[u]);
         for (uint32_t i = 0; i < units[u].n; i++) own[i] = number[units[u].numbers[i]];
-        o.numbers = own;
+        o.schedule.numbers = own;
         o.tag = u;
         EXPECT(m, tagc_model_create(NULL, m->between, units[u].tensors, units[u].n, &o, &units[u].model) ==
                       TAGC_OK);
@@ -166,10 +166,10 @@ static void make_one(member *m, shape_of_model *s, own_unit *u, int output, uint
     tagc_schedule_options_init(&so);
     so.gentle = 0;
     tagc_model_options_init(&o);
-    o.output = output;
-    o.schedule = &so;
+    o.layout.output = output;
+    o.schedule.options = &so;
     o.rests = rests;
-    o.residual = TAGC_FORMAT_FP32;
+    o.formats.residual = TAGC_FORMAT_FP32;
     choose(s, UINT32_MAX, u);
     EXPECT(m, tagc_model_create(m->within, m->between, u->tensors, u->n, &o, &u->model) == TAGC_OK);
 }

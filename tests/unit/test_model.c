@@ -36,7 +36,7 @@ static size_t cut(tagc_piece *pieces, char *array, size_t element_bytes, uint32_
     return n_pieces;
 }
 
-/* Ranges of all tensors, of which some owners have nothing: what tagc_model_options.ranges takes. */
+/* Ranges of all tensors, of which some owners have nothing: what tagc_model_options.layout.ranges takes. */
 static void make_ranges(const shape_of_model *shape, int n_owners, uint64_t seed, uint64_t *ranges) {
     for (uint32_t t = 0; t < shape->n; t++)
         for (int owner = 0; owner <= n_owners; owner++, ranges++) {
@@ -196,15 +196,15 @@ static void plain_body(member *m) {
     all.sparsity = all.mild_sparsity = 0;
     all.format = all.mild_format = TAGC_FORMAT_FP32;
     tagc_model_options_init(&o);
-    o.schedule = &all;
-    o.output = c->output;
+    o.schedule.options = &all;
+    o.layout.output = c->output;
     o.op = c->op;
-    o.gradient = c->gradient;
-    o.sum = c->sum;
-    o.cut = c->cut;
+    o.formats.gradient = c->gradient;
+    o.formats.sum = c->sum;
+    o.layout.cut = c->cut;
     uint64_t ranges[MOST_TENSORS * (MOST_RANKS + 1)];
     make_ranges(&c->shape, n_owners_of(m, c->output), c->seed, ranges);
-    if (c->cut == TAGC_CUT_RANGES) o.ranges = ranges;
+    if (c->cut == TAGC_CUT_RANGES) o.layout.ranges = ranges;
     if (!EXPECT(m, tagc_model_create(m->within, m->between, c->shape.tensors, c->shape.n, &o, &model) ==
                        TAGC_OK))
         return;
@@ -305,14 +305,14 @@ static void lossy_body(member *m) {
     tagc_model_options o;
     tagc_model *model;
     tagc_model_options_init(&o);
-    o.output = c->output;
-    o.cut = c->cut;
+    o.layout.output = c->output;
+    o.layout.cut = c->cut;
     o.op = TAGC_OP_SUM;
-    o.moment = c->moment;
-    o.residual = TAGC_FORMAT_FP32;
+    o.schedule.moment = c->moment;
+    o.formats.residual = TAGC_FORMAT_FP32;
     uint64_t ranges[MOST_TENSORS * (MOST_RANKS + 1)];
     make_ranges(&c->shape, n_owners_of(m, c->output), c->seed, ranges);
-    if (c->cut == TAGC_CUT_RANGES) o.ranges = ranges;
+    if (c->cut == TAGC_CUT_RANGES) o.layout.ranges = ranges;
     if (!EXPECT(m, tagc_model_create(m->within, m->between, c->shape.tensors, c->shape.n, &o, &model) ==
                        TAGC_OK))
         return;

@@ -31,11 +31,11 @@ static tagc_model *make_model(member *m, const state_case *c) {
     tagc_model_options o;
     tagc_model *model = NULL;
     tagc_model_options_init(&o);
-    o.output = c->output;
-    o.moment = c->moment;
-    o.residual = c->residual;
+    o.layout.output = c->output;
+    o.schedule.moment = c->moment;
+    o.formats.residual = c->residual;
     o.op = c->op;
-    o.cut = c->cut;
+    o.layout.cut = c->cut;
     EXPECT(m, tagc_model_create(m->within, m->between, c->shape.tensors, c->shape.n, &o, &model) == TAGC_OK);
     return model;
 }

@@ -17,7 +17,7 @@ static void encode_sums(tagc_reducer *r) {
         r->now.stats.nonfinite |= encoded.nonfinite;
         if (!encoded.nonfinite) r->now.stats.n_sent += encoded.n_sent;
     }
-    tagc_fragment_finish(r, &d->sums, row, &encoded, d->eager[1], &d->received[own]);
+    tagc_fragment_finish(r, &d->sums, row, &encoded, d->travel.eager[1], &d->received[own]);
     tagc_direct_note_length(r, 1, d->received[own].n_bytes);
     tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
 }
@@ -38,7 +38,7 @@ tagc_message *tagc_results_send(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
     tagc_message *message = &d->result_out[0];
     encode_sums(r);
-    size_t n_bytes = TAGC_WIRE_HEADER_BYTES + d->eager[1];
+    size_t n_bytes = TAGC_WIRE_HEADER_BYTES + d->travel.eager[1];
     uint64_t n_headers = (uint64_t)(r->world_size - 1) * TAGC_WIRE_HEADER_BYTES;
     tagc_message_clear(message);
     for (int peer = 0; peer < r->world_size; peer++) {
@@ -55,16 +55,16 @@ tagc_message *tagc_results_send(tagc_reducer *r) {
 tagc_status tagc_results_send_rest(tagc_reducer *r, tagc_message **out) {
     tagc_direct *d = tagc_direct_of(r);
     tagc_message *message = *out = &d->result_out[1];
-    size_t own = (size_t)r->rank, eager = d->eager[1];
+    size_t own = (size_t)r->rank, eager = d->travel.eager[1];
     uint64_t rest = tagc_fragment_rest(&d->received[own], eager);
     int n = 0;
     tagc_rests rests;
     for (int peer = 0; peer < r->world_size; peer++) {
         if (peer == r->rank) continue;
-        d->senders[n++] = peer;
+        d->step.senders[n++] = peer;
         TAGC_TRY(tagc_fragment_announced(r, peer, &d->sums));
     }
-    TAGC_TRY(tagc_rests_begin(r, d->senders, n, eager, &rests));
+    TAGC_TRY(tagc_rests_begin(r, d->step.senders, n, eager, &rests));
     tagc_message_clear(message);
     for (int peer = 0; peer < r->world_size; peer++) {
         if (peer == r->rank) continue;
