@@ -1,8 +1,8 @@
 /* Where the oracle of test_exchange_stress.c cannot foresee a step, nothing may get lost all the same: what the owners receive and what
  * stays in residuals adds up, exactly, when the sketch is overloaded. Where an index is lossy by design it says so. */
+#include "../bits.h"
 #include "../lengths.h"
 #include "../repeats.h"
-#include "oracle.h"
 #include "paper.h"
 #include "ranks.h"
 

@@ -1,9 +1,8 @@
 /* Ways that must give the same bits: the two paths of whole values, exchanges that keep everything, and any number of threads. What these
  * bits are, the oracles of test_exchange_stress.c and test_reducer_direct.c say. */
+#include "../bits.h"
 #include "../lengths.h"
-#include "../repeats.h"
 #include "exchange/direct/direct.h"
-#include "oracle.h"
 #include "paper.h"
 #include "ranks.h"
 #include "whole.h"
