@@ -1,7 +1,6 @@
 /* The all-to-all of tagc/all_to_all.h on 1 to 16 ranks: each element where it belongs, bit for bit or as a plain coder rounds it; bytes
  * counted; and what one rank does wrong is an error on all. */
 #include "../meeting.h"
-#include "../repeats.h"
 #include "blocks_oracle.h"
 #include "ranks.h"
 #include "tagc/all_to_all.h"

@@ -2,7 +2,6 @@
  * that nothing of a transport is used any more. Sanitizers see the memory. */
 #include "../lengths.h"
 #include "../meeting.h"
-#include "paper.h"
 #include "ranks.h"
 #include "whole.h"
 

@@ -2,7 +2,6 @@
  * also where what was begun has failed. And statistics that were not initialised, which must not cost the step. */
 #include "../lengths.h"
 #include "core/clock.h"
-#include "oracle.h"
 #include "ranks.h"
 #include "whole.h"
 

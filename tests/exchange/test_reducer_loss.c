@@ -1,9 +1,8 @@
-/* Nothing may get lost: what the owners receive and what stays in residuals adds up, exactly, also when the
- * sketch is overloaded. Where an index is lossy by design it says so, and a step with NaN or Inf changes
- * nothing. */
+/* Where the oracle of test_exchange_stress.c cannot foresee a step, nothing may get lost all the same: what the owners receive and what
+ * stays in residuals adds up, exactly, when the sketch is overloaded. Where an index is lossy by design it says so. */
+#include "../bits.h"
 #include "../lengths.h"
 #include "../repeats.h"
-#include "oracle.h"
 #include "paper.h"
 #include "ranks.h"
 
@@ -134,83 +133,4 @@ TEST(test_lossy_index) {
             if (index != TAGC_INDEX_SUM1 || exchange == TAGC_EXCHANGE_PACKED) assert_conserved(&t, 2);
             destroy_trial(&t);
         }
-}
-
-/* NaN or Inf on one rank, for one owner: everybody sees it, residuals stay byte for byte, the next step is as
- * if it had not been. */
-TEST(test_nonfinite) {
-    static const float poisons[] = {NAN, INFINITY, -INFINITY};
-    for (int variant = 0; variant < 18; variant++) {
-        int exchange = 1 + variant / 2 % 2, world_size = 2 + variant / 4;
-        trial t = make_trial(world_size, 1000, 5);
-        t.options.exchange = exchange;
-        t.paper.fill_union = variant % 3 == 0;
-        size_t n = (size_t)t.options.n_elems, W = (size_t)world_size;
-        t.gradients[(1 * W + (size_t)(variant % world_size)) * n + (size_t)variant * 55] =
-            poisons[variant % 3];
-        run_ranks(world_size, run_trial, &t);
-        for (int r = 0; r < world_size; r++) {
-            assert_int_equal(t.stats[0][r].nonfinite, 0);
-            assert_int_equal(t.stats[1][r].nonfinite, 1);
-            assert_int_equal(t.stats[2][r].nonfinite, 0);
-            const float *before = t.residuals + (size_t)r * n, *after = before + W * n;
-            assert_memory_equal(before, after, n * sizeof(float));
-        }
-        for (size_t i = 0; i < n; i++) {
-            assert_true(isnan(t.outputs[n + i]));
-            assert_true(isfinite(t.outputs[2 * n + i]));
-        }
-        memcpy(t.gradients + W * n, t.gradients + 2 * W * n, W * n * sizeof(float));
-        float *third = malloc(n * sizeof(float)); /* to compare with a run without the bad step */
-        memcpy(third, t.outputs + 2 * n, n * sizeof(float));
-        t.n_steps = 2;
-        run_ranks(world_size, run_trial, &t);
-        assert_memory_equal(third, t.outputs + n, n * sizeof(float));
-        free(third);
-        destroy_trial(&t);
-    }
-}
-
-/* Finite values whose sums in a cell are not: as bad as NaN, but no rank's gradient is at fault. */
-TEST(test_overflow) {
-    for (int variant = 0; variant < 6; variant++) {
-        int world_size = 1 + variant % 3;
-        trial t = make_trial(world_size, 1000, 11);
-        t.options.exchange = TAGC_EXCHANGE_SKETCH;
-        t.options.sparsity = 0.9;
-        if (variant >= 3) t.paper.ratio = 20; /* leftovers on top of it */
-        size_t n = (size_t)t.options.n_elems, W = (size_t)world_size;
-        for (size_t i = 0; i < n; i++) t.gradients[W * n + i] = 3e38f; /* rank 0 in the second step */
-        run_ranks(world_size, run_trial, &t);
-        for (size_t r = 0; r < W; r++) {
-            for (int step = 0; step < 3; step++) assert_int_equal(t.stats[step][r].nonfinite, step == 1);
-            assert_memory_equal(t.residuals + r * n, t.residuals + (W + r) * n, n * sizeof(float));
-        }
-        for (size_t i = 0; i < n; i++) {
-            assert_true(isnan(t.outputs[n + i]));
-            assert_true(isfinite(t.outputs[2 * n + i]));
-        }
-        destroy_trial(&t);
-    }
-}
-
-/* Nor is it anybody's fault where only the sums of what each rank sends are too large. */
-TEST(test_overflow_of_sums) {
-    for (int variant = 0; variant < 8; variant++) {
-        int world_size = 2 + variant % 2;
-        trial t = make_trial(world_size, 1000, 11);
-        t.options.exchange = variant & 2 ? TAGC_EXCHANGE_SKETCH : TAGC_EXCHANGE_PACKED;
-        t.paper.cells = TAGC_CELLS_FIXED;
-        t.options.op = variant & 4 ? TAGC_OP_AVG : TAGC_OP_SUM;
-        t.options.sparsity = 0.9;
-        size_t n = (size_t)t.options.n_elems, W = (size_t)world_size;
-        for (size_t r = 0; r < 2; r++) t.gradients[(W + r) * n + 7] = 3e38f; /* second step, shard 0 */
-        run_ranks(world_size, run_trial, &t);
-        for (size_t r = 0; r < W; r++) {
-            for (int step = 0; step < 3; step++) assert_int_equal(t.stats[step][r].nonfinite, step == 1);
-            assert_memory_equal(t.residuals + r * n, t.residuals + (W + r) * n, n * sizeof(float));
-        }
-        for (size_t i = 0; i < n; i++) assert_true(isnan(t.outputs[n + i]));
-        destroy_trial(&t);
-    }
 }

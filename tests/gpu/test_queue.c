@@ -37,16 +37,14 @@ static int run(saboteur plan, uint64_t seed, int n_buffers, int is_late, int is_
     return found || n_mistakes;
 }
 
-static void test_clean(void **state) {
-    (void)state;
+TEST(test_clean) {
     for (uint64_t seed = 1; seed <= 12; seed++)
         for (int is_late = 0; is_late < 2; is_late++)
             assert_false(
                 run((saboteur){.kind = SABOTAGE_NONE}, seed, 1 + (int)(seed % 4), is_late, seed / 4 % 2));
 }
 
-static void test_planted(void **state) {
-    (void)state;
+TEST(test_planted) {
     static const struct {
         const char *what;
         saboteur plan;
@@ -169,8 +167,7 @@ static void *rank_main(void *arg) {
     return NULL;
 }
 
-static void test_ranks(void **state) {
-    (void)state;
+TEST(test_ranks) {
     for (uint64_t seed = 1; seed <= 6; seed++) {
         ranks_world *world = calloc(1, sizeof *world);
         world->seed = seed;
@@ -195,8 +192,7 @@ static void test_ranks(void **state) {
 
 /* A driver that holds its locks while it waits for the device, one hardware queue, a queue that is full: the thread that enqueues
  * is in such calls, and every exchange goes on. */
-static void test_manners(void **state) {
-    (void)state;
+TEST(test_manners) {
     static const char *const words[] = {"blocking-alloc", "lazy-loading", "late-flags",
                                         "connections=1",  "depth=4",      "all"};
     for (size_t w = 0; w < sizeof words / sizeof *words; w++) {
@@ -231,8 +227,7 @@ static void do_nothing(void *arg) {
 /* While the network is waited for, work of torch's other streams stands still only where they share a hardware queue with a stream that
  * waits: FSDP2's four (gathers, copies, reduce-scatters, all-reduces) and NCCL's, beside compute, which is the caller's, and the queue's two.
  * compress() prints a word where there is one connection. */
-static void test_held_up(void **state) {
-    (void)state;
+TEST(test_held_up) {
     enum { N_OTHERS = 5 };
     static const struct {
         const char *words;
@@ -268,8 +263,7 @@ static void test_held_up(void **state) {
 }
 
 /* Nothing of an exchange goes into a graph, and the queue lives on. */
-static void test_capture(void **state) {
-    (void)state;
+TEST(test_capture) {
     fake_reset(3, 1, FAKE_EAGER, 1);
     device_rig rig = {.is_late = 0};
     assert_int_equal(rig_make(&rig, 0, 0, 3, 2), TAGC_OK);
@@ -292,8 +286,7 @@ static void test_capture(void **state) {
 }
 
 /* More exchanges ahead than there are records of, and memory that grows on the way. */
-static void test_many(void **state) {
-    (void)state;
+TEST(test_many) {
     fake_reset(5, 1, FAKE_EAGER, 1);
     device_rig rig = {.is_late = 0};
     assert_int_equal(rig_make(&rig, 0, 0, 5, 2), TAGC_OK);
@@ -313,13 +306,4 @@ static void test_many(void **state) {
     rig_join(&rig);
     rig_end(&rig);
     assert_int_equal(fake_n_mistakes(), 0);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_clean),   cmocka_unit_test(test_planted), cmocka_unit_test(test_ranks),
-        cmocka_unit_test(test_many),    cmocka_unit_test(test_manners), cmocka_unit_test(test_held_up),
-        cmocka_unit_test(test_capture),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

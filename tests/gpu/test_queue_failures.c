@@ -12,8 +12,7 @@ static tagc_status fail_third(device_rig *rig, int unit, const float *input, flo
 }
 
 /* An exchange that fails: its output is NaN, the others are what they should be. */
-static void test_exchange_fails(void **state) {
-    (void)state;
+TEST(test_exchange_fails) {
     fake_reset(2, 1, FAKE_EAGER, 1);
     device_rig rig = {.exchange = fail_third};
     n_calls = 0;
@@ -36,8 +35,7 @@ static void test_exchange_fails(void **state) {
 
 /* Each call of an exchange fails once: that ticket and all later ones are handed out with the failure, before anybody
  * exchanged something for them. */
-static void test_each_call_fails(void **state) {
-    (void)state;
+TEST(test_each_call_fails) {
     static const struct {
         const char *function;
         int n; /* of an exchange */
@@ -76,8 +74,7 @@ static void test_each_call_fails(void **state) {
 }
 
 /* The device fails while inputs are on the way: no flag is written any more, and whoever waits hears of it. */
-static void test_device_breaks(void **state) {
-    (void)state;
+TEST(test_device_breaks) {
     for (int n_before = 0; n_before < 3; n_before++) {
         fake_reset(4, 1, FAKE_LATE, 1);
         device_rig rig = {.is_late = 0};
@@ -97,8 +94,7 @@ static void test_device_breaks(void **state) {
 
 /* So do those who wait for no exchange of their own: a larger job, which waits for all of them, and a ticket, for whose record the
  * exchange 1,024 tickets before it has to end. */
-static void test_device_breaks_for_others(void **state) {
-    (void)state;
+TEST(test_device_breaks_for_others) {
     for (int is_full = 0; is_full < 2; is_full++) {
         fake_reset(8, 1, FAKE_LATE, 1);
         device_rig rig = {.is_late = 0};
@@ -122,8 +118,7 @@ static void test_device_breaks_for_others(void **state) {
 }
 
 /* What can be seen before anything is enqueued costs that exchange only. */
-static void test_arguments(void **state) {
-    (void)state;
+TEST(test_arguments) {
     fake_reset(5, 2, FAKE_EAGER, 1);
     device_rig rig = {0};
     assert_int_equal(rig_make(&rig, 0, 0, 5, 2), TAGC_OK);
@@ -178,8 +173,7 @@ static void test_arguments(void **state) {
 }
 
 /* No thread exchanges: closing wakes all that wait. */
-static void test_close(void **state) {
-    (void)state;
+TEST(test_close) {
     fake_reset(6, 1, FAKE_EAGER, 1);
     device_rig rig = {0};
     assert_int_equal(rig_make(&rig, 0, 0, 6, 2), TAGC_OK);
@@ -195,8 +189,7 @@ static void test_close(void **state) {
 }
 
 /* Making fails at every call in turn. */
-static void test_making_fails(void **state) {
-    (void)state;
+TEST(test_making_fails) {
     static const char *const calls[] = {"StreamCreateWithPriority",
                                         "DeviceGetStreamPriorityRange",
                                         "EventCreateWithFlags",
@@ -239,16 +232,7 @@ static void test_making_fails(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_exchange_fails),
-        cmocka_unit_test(test_each_call_fails),
-        cmocka_unit_test(test_device_breaks),
-        cmocka_unit_test(test_arguments),
-        cmocka_unit_test(test_device_breaks_for_others),
-        cmocka_unit_test(test_close),
-        cmocka_unit_test(test_making_fails),
-    };
-    int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int n_failed = test_run(NULL, NULL);
     fake_reset(1, 1, FAKE_LATE, 1);
     return n_failed;
 }
