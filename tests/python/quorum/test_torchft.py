@@ -127,8 +127,9 @@ def add_noise(model, schedule, n_times):
         counts.append(n.value)
     several, n_full = ctypes.c_uint32 * len(named), ctypes.c_size_t()
     full = several()
-    for _ in range(n_times if named else 0):
-        values = torch.randn(sum(counts))
+    noise = torch.randn(sum(counts))
+    for i in range(n_times if named else 0):
+        values = noise * (-1) ** i
         of_all = several(*numbers), several(*counts), len(named), values.data_ptr()
         lib.call("tagc_schedule_add", schedule._handle, *of_all, full, ctypes.byref(n_full))
         if n_full.value:
