@@ -283,7 +283,7 @@ class Passes:
 
     def _begin_summed(self, start: Start, hosts: Hosts) -> Callable[[], None]:
         """Begins an exchange on a device of what the ranks of this host have added up, as begin()."""
-        call, layout, contents, target = start.call, None, start.contents, start.target
+        call, layout, contents = start.call, None, start.contents
         if contents is not None:
             layout = contents.layout
         elif start.own.model is not None:  # as those of the others
@@ -302,7 +302,7 @@ class Passes:
         except Exception as problem:
             call.failure, contents = call.failure or problem, None
         call.n_within = sums.n_bytes
-        target = target if slices is None else sums.sums
+        target = start.target if slices is None else sums.sums
         end = self.model_exchanges.begin(start._replace(contents=contents, source=sums.sums, target=target))
         if slices is None:
             return end

@@ -43,7 +43,7 @@ class HostSums:
         timeout_s: float,
     ) -> None:
         assert hosts.within is not None  # or there is one rank per host, and nothing to add up
-        self.comm, self._per_host, self._op, self._slices = comm, hosts.per_host, op, slices
+        self._per_host, self._op, self._slices = hosts.per_host, op, slices
         what = f"gradients of {name}, within the host"
         self._collectives = hosts.collectives(comm, source.device, what, timeout_s)
         whole = source if slices is None else slices.cut(source)
@@ -52,11 +52,6 @@ class HostSums:
             hosts.n_hosts if slices is None else 1, self._per_host, -1
         )
         self.sums = source.new_empty(whole.numel() // self._per_host)
-
-    @property
-    def op_between(self) -> Any:
-        """The reduce op of the exchange of the sums."""
-        return op_between(self._op)
 
     @property
     def n_bytes(self) -> int:
