@@ -1,5 +1,5 @@
 /* Finds checkpoints and removes old ones. */
-#include "fsdp/checkpoint_files.h"
+#include "fsdp/checkpoint_format.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/internal.h"
 #include <dirent.h>

@@ -64,22 +64,8 @@ static void gives_the_values_of_the_library(void **state) {
 #endif
 }
 
-static void pieces_give_the_same(void **state) {
-    (void)state;
-    for (size_t n = 0; n < MOST; n += n < 1200 ? 1 : 61)
-        for (size_t piece = 1; piece < 2 * n + 2; piece = 3 * piece + 1) {
-            tagc_xxh64_state hash;
-            tagc_xxh64_begin(&hash);
-            for (size_t at = 0; at < n; at += piece)
-                tagc_xxh64_add(&hash, bytes + at, n - at < piece ? n - at : piece);
-            tagc_xxh64_add(&hash, NULL, 0);
-            assert_int_equal(tagc_xxh64_end(&hash), tagc_xxh64(bytes, n, 0));
-        }
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(gives_the_stored_values),
-                                       cmocka_unit_test(gives_the_values_of_the_library),
-                                       cmocka_unit_test(pieces_give_the_same)};
+                                       cmocka_unit_test(gives_the_values_of_the_library)};
     return cmocka_run_group_tests(tests, fill, NULL);
 }
