@@ -57,9 +57,10 @@ static void find_shares(const tagc_setup *s, int per_group, double *within, doub
 static tagc_status count_reduction(const tagc_setup *s, tagc_reduction *r) {
     int is_the_engines = r->options.sparsity == s->engine.reducer.sparsity;
     r->sent_density = is_the_engines && s->sent_density > 0 ? s->sent_density : 1 - r->options.sparsity;
-    r->union_density =
-        is_the_engines && s->union_density >= 0 ? s->union_density : 1 - pow(1 - r->sent_density, r->n_ranks);
-    tagc_volume_data data = {.union_density = r->union_density, .sent_density = r->sent_density};
+    tagc_volume_data data = {.union_density = is_the_engines && s->union_density >= 0
+                                                  ? s->union_density
+                                                  : 1 - pow(1 - r->sent_density, r->n_ranks),
+                             .sent_density = r->sent_density};
     return tagc_reducer_volume(&r->options, r->n_ranks, 0, &data, &r->volume);
 }
 
@@ -260,7 +261,6 @@ tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, t
     int per_host = setup->world_size / setup->n_hosts;
     volume->n_params = d.layout->n_params;
     volume->n_compressed = d.layout->n_compressed;
-    volume->n_mild = d.layout->n_mild;
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
         volume->n_bytes[leg] = forecast.n_bytes[leg];
         volume->n_host_bytes[leg] = per_host * forecast.n_remote_bytes[leg];

@@ -25,7 +25,7 @@ typedef struct tagc_reduction {
     tagc_volume volume, within;
     double remote_share,
         within_share; /* of these, what leaves the host: groups of n_adding ranks may not be the real hosts */
-    double union_density, sent_density;
+    double sent_density;
 } tagc_reduction;
 
 /* Of one rank. Level 0 is sent at once; in two levels, level 1 goes within the host when level 0 has arrived. */

@@ -36,7 +36,7 @@ typedef struct tagc_plan_volume {
     double n_bytes[TAGC_N_LEGS];      /* sent by one rank in an optimizer step, mean over ranks */
     double n_host_bytes[TAGC_N_LEGS]; /* sent by all ranks of one host to other hosts */
     double n_bytes_compressed;        /* index, values, leftovers and results of compressed flats */
-    uint64_t n_params, n_compressed, n_mild;
+    uint64_t n_params, n_compressed;
 } tagc_plan_volume;
 
 typedef struct tagc_plan_memory {
