@@ -155,7 +155,7 @@ int main(int argc, char **argv) {
     }
     stop_on(tagc_comm_create_mpi(MPI_COMM_WORLD, NULL, &comm));
     tagc_model_options_init(&options);
-    options.moment = TAGC_MOMENT_SHORTENS; /* because update() takes the betas of tagc_model_betas */
+    options.schedule.moment = TAGC_MOMENT_SHORTENS; /* because update() takes the betas of tagc_model_betas */
     stop_on(tagc_model_create(NULL, comm, tensors, N_TENSORS, &options, &model));
     for (uint32_t t = 0; t < N_TENSORS; t++) {
         n_elems[t] = shapes[t][0] * (t % 2 ? 1 : shapes[t][1]);

@@ -1,4 +1,4 @@
-/* All-to-alls in one level and two, with a hostile peer (peers.h).
+/* All-to-alls with a hostile peer (peers.h).
  *
  * Input: 1 byte (the kind), 1 byte (what the hostile rank does otherwise, see `act`), then edits. */
 #include "exchange/all_to_all.h"
@@ -10,12 +10,12 @@ enum { N_CALLS = 3, MOST_COUNT = 400, MOST_ELEMS = MOST_PEERS * MOST_COUNT };
 enum { ACT_MORE = 1, ACT_FAIL = 2, ACT_OTHER_FORMAT = 4, ACT_NONFINITE = 8 };
 
 static const struct kind {
-    int n_ranks, per_host, format, rounding, is_laneless;
+    int n_ranks, format, rounding, is_laneless;
 } kinds[] = {
-    {3, 1, TAGC_FORMAT_INT8, TAGC_ROUNDING_NEAREST, 0}, {3, 1, TAGC_FORMAT_INT4, TAGC_ROUNDING_STOCHASTIC, 0},
-    {4, 2, TAGC_FORMAT_INT8, TAGC_ROUNDING_NEAREST, 0}, {4, 2, TAGC_FORMAT_INT4, TAGC_ROUNDING_STOCHASTIC, 0},
-    {4, 1, TAGC_FORMAT_FP32, TAGC_ROUNDING_NEAREST, 0}, {4, 2, TAGC_FORMAT_FP32, TAGC_ROUNDING_NEAREST, 1},
-    {3, 1, TAGC_FORMAT_INT2, TAGC_ROUNDING_NEAREST, 1},
+    {3, TAGC_FORMAT_INT8, TAGC_ROUNDING_NEAREST, 0}, {3, TAGC_FORMAT_INT4, TAGC_ROUNDING_STOCHASTIC, 0},
+    {4, TAGC_FORMAT_INT8, TAGC_ROUNDING_NEAREST, 0}, {4, TAGC_FORMAT_INT4, TAGC_ROUNDING_STOCHASTIC, 0},
+    {4, TAGC_FORMAT_FP32, TAGC_ROUNDING_NEAREST, 0}, {4, TAGC_FORMAT_FP32, TAGC_ROUNDING_NEAREST, 1},
+    {3, TAGC_FORMAT_INT2, TAGC_ROUNDING_NEAREST, 1},
 };
 enum { N_KINDS = sizeof kinds / sizeof *kinds };
 
@@ -41,7 +41,6 @@ static void make_objects(peers *all, int rank) {
     token_peers *p = of_peers(all);
     tagc_all_to_all_options options;
     tagc_all_to_all_options_init(&options);
-    options.ranks_per_host = p->of->per_host;
     options.min_elems = 100;
     require(tagc_all_to_all_create(all->comms[rank], &options, &p->objects[rank]) == TAGC_OK);
 }

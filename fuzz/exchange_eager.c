@@ -150,7 +150,7 @@ static void make(void) {
         options.format = units[u].format;
         options.output = units[u].output;
         require(tagc_reducer_create(comm, &options, &reducers[u]) == TAGC_OK);
-        require(tagc_direct_of(reducers[u])->eager[0] > 0);
+        require(tagc_direct_of(reducers[u])->travel.eager[0] > 0);
     }
     for (int i = 0; i < N_ELEMS; i++) {
         float x = (float)((i * 7919) % 1009 - 504) / 504.0f;

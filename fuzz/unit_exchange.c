@@ -66,10 +66,10 @@ static void make_model(peers *all, int rank) {
     tagc_model_options options;
     tagc_schedule_options_init(&schedule);
     tagc_model_options_init(&options);
-    options.schedule = &schedule;
-    options.moment = TAGC_MOMENT_SHORTENS;
-    options.output = p->of->output;
-    options.cut = p->of->cut;
+    options.schedule.options = &schedule;
+    options.schedule.moment = TAGC_MOMENT_SHORTENS;
+    options.layout.output = p->of->output;
+    options.layout.cut = p->of->cut;
     if (p->of->is_whole) {
         schedule.sparsity = 0;
         schedule.format = TAGC_FORMAT_BF16;

@@ -49,9 +49,9 @@ static const struct {
 enum { N_SHARED = sizeof shared / sizeof shared[0] };
 _Static_assert((int)N_SHARED <= (int)TAGC_ARMS_MAX_SHARED, "raise TAGC_ARMS_MAX_SHARED");
 
-int tagc_arms_rows(const tagc_option *own, int n_own, tagc_option *rows) {
-    int n = n_own;
-    memcpy(rows, own, (size_t)n_own * sizeof *rows);
+int tagc_arms_rows(const tagc_option *bench_rows, int n_bench_rows, tagc_option *rows) {
+    int n = n_bench_rows;
+    memcpy(rows, bench_rows, (size_t)n_bench_rows * sizeof *rows);
     for (int i = 0; i < N_SHARED; i++) {
         tagc_option *row = &rows[n++];
         *row = tagc_train_command.options[tagc_options_find(&tagc_train_command, shared[i].name)];
@@ -160,9 +160,9 @@ static tagc_status check_names(const tagc_arm *arms, int n) {
 }
 
 static tagc_status check_model(const tagc_arm *arm, const tagc_gpt2_config *model, const char *command) {
-    tagc_gpt2_config own = {0};
-    TAGC_TRY(tagc_train_model(&arm->options, &own));
-    if (memcmp(&own, model, sizeof own) == 0) return TAGC_OK;
+    tagc_gpt2_config model_of_arm = {0};
+    TAGC_TRY(tagc_train_model(&arm->options, &model_of_arm));
+    if (memcmp(&model_of_arm, model, sizeof model_of_arm) == 0) return TAGC_OK;
     return tagc_fail(TAGC_ERR_ARGUMENT,
                      "arm %s has a model of its own; all arms have that of tagc %s's options", arm->name,
                      command);

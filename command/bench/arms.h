@@ -18,9 +18,9 @@ typedef struct tagc_arm {
     char *config;                   /* private */
 } tagc_arm;
 
-/* Writes own rows (n_own), then those that tagc bench shares with tagc train, at most TAGC_ARMS_MAX_SHARED, to rows. Returns their
+/* Writes bench_rows (n_bench_rows), then those that tagc bench shares with tagc train, at most TAGC_ARMS_MAX_SHARED, to rows. Returns their
  * number. */
-int tagc_arms_rows(const tagc_option *own, int n_own, tagc_option *rows);
+int tagc_arms_rows(const tagc_option *bench_rows, int n_bench_rows, tagc_option *rows);
 
 /* list: ARMs, separated by commas. Shared rows of `parsed` override an arm's NAME but not its +options; NULL: none. Two arms
  * of one name are refused, and an arm that sets a model other than `model`, unless that is NULL. On failure *out is NULL. */

@@ -183,9 +183,9 @@ static size_t lossless_bytes(size_t n) {
 static void encode_lossless(const float *values, uint8_t *body, size_t n) {
     uint16_t halves[CHUNK];
     for (size_t at = 0; at < n; at += CHUNK) {
-        size_t here = n - at < CHUNK ? n - at : CHUNK;
-        tagc_bf16_narrow(values + at, halves, here);
-        uint32_t n_bytes = (uint32_t)tagc_exponents_encode(halves, here, body + sizeof n_bytes);
+        size_t n_now = n - at < CHUNK ? n - at : CHUNK;
+        tagc_bf16_narrow(values + at, halves, n_now);
+        uint32_t n_bytes = (uint32_t)tagc_exponents_encode(halves, n_now, body + sizeof n_bytes);
         memcpy(body, &n_bytes, sizeof n_bytes);
         body += sizeof n_bytes + n_bytes;
     }
@@ -194,11 +194,11 @@ static void encode_lossless(const float *values, uint8_t *body, size_t n) {
 static void decode_lossless(const uint8_t *body, float *values, size_t n) {
     uint16_t halves[CHUNK];
     for (size_t at = 0; at < n; at += CHUNK) {
-        size_t here = n - at < CHUNK ? n - at : CHUNK;
+        size_t n_now = n - at < CHUNK ? n - at : CHUNK;
         uint32_t n_bytes;
         memcpy(&n_bytes, body, sizeof n_bytes);
-        (void)tagc_exponents_decode(body + sizeof n_bytes, n_bytes, halves, here); /* made here */
-        tagc_bf16_widen(halves, values + at, here);
+        (void)tagc_exponents_decode(body + sizeof n_bytes, n_bytes, halves, n_now); /* made here */
+        tagc_bf16_widen(halves, values + at, n_now);
         body += sizeof n_bytes + n_bytes;
     }
 }

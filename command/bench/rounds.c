@@ -254,7 +254,7 @@ static tagc_status run_steps(turn *t, int round) {
 static tagc_status take_turn(measured_arms *b, measured_arm *a, int round) {
     turn t = {.b = b, .arm = a};
     double start_s = tagc_clock_s(), made_s = 0;
-    char each[24], made[24];
+    char per_iteration[24], made[24];
     tagc_status status = open_turn(&t);
     if (status == TAGC_OK) {
         made_s = tagc_clock_s() - start_s;
@@ -268,7 +268,7 @@ static tagc_status take_turn(measured_arms *b, measured_arm *a, int round) {
         tagc_result_spread_every(&a->iterations[round * b->n_steps].total_s, N_FIGURES, b->n_steps).median;
     tagc_bench_say(b->bench, "  round %d of %d  %-*s %10s an iteration   (engine made in %s)\n", round + 1,
                    b->n_rounds, name_width(b), a == &b->arms[b->n] ? "the first again" : a->arm->name,
-                   tagc_human_time(a->round_s[round], each), tagc_human_time(made_s, made));
+                   tagc_human_time(a->round_s[round], per_iteration), tagc_human_time(made_s, made));
     return TAGC_OK;
 }
 
@@ -379,14 +379,14 @@ static void say_floors(const measured_arms *b) {
 }
 
 static json_t *iteration_json(const measured_arms *b, const measured_arm *a, int i) {
-    const iteration *it = &a->iterations[i];
-    return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "round", i / b->n_steps,
-                     "total_s", tagc_json_real(it->total_s), "compute_s", tagc_json_real(it->compute_s),
-                     "wait_gather_s", tagc_json_real(it->wait_gather_s), "wait_reduce_s",
-                     tagc_json_real(it->wait_reduce_s), "optimizer_s", tagc_json_real(it->optimizer_s),
-                     "comm_s", tagc_json_real(it->comm_s), "codec_s", tagc_json_real(it->codec_s),
-                     "exchange_s", tagc_json_real(it->exchange_s), "gradient_s",
-                     tagc_json_real(it->gradient_s), "phase_s", tagc_json_phases(it->phase_s));
+    const iteration *figures = &a->iterations[i];
+    return json_pack(
+        "{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "round", i / b->n_steps, "total_s",
+        tagc_json_real(figures->total_s), "compute_s", tagc_json_real(figures->compute_s), "wait_gather_s",
+        tagc_json_real(figures->wait_gather_s), "wait_reduce_s", tagc_json_real(figures->wait_reduce_s),
+        "optimizer_s", tagc_json_real(figures->optimizer_s), "comm_s", tagc_json_real(figures->comm_s),
+        "codec_s", tagc_json_real(figures->codec_s), "exchange_s", tagc_json_real(figures->exchange_s),
+        "gradient_s", tagc_json_real(figures->gradient_s), "phase_s", tagc_json_phases(figures->phase_s));
 }
 
 static json_t *arm_json(const measured_arms *b, const measured_arm *a) {

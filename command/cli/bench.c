@@ -16,7 +16,7 @@
 #define AT(field) offsetof(tagc_bench_options, field)
 
 /* clang-format off */
-static const tagc_option own[] = {
+static const tagc_option bench_rows[] = {
     {"What to measure", "arms", TAGC_OPTION_TEXT, TAGC_ROLE_RUN, AT(arms), 0, 0, NULL,
      "fsdp,fsdp-bf16,zero2-bf16,tagc-10x,packed,zero2-packed,zero2-direct,all-legs", "LIST",
      "ways to train, which are compared with the first of them: names of the table below or config files, each with"
@@ -33,7 +33,7 @@ static const tagc_option own[] = {
      "file for the figures, which tagc plan and tagc-report read; - prints nothing else"},
 };
 /* clang-format on */
-enum { N_OWN = sizeof own / sizeof own[0] };
+enum { N_BENCH_ROWS = sizeof bench_rows / sizeof bench_rows[0] };
 
 static const char *const part_names[] = {"link", "exchanges", "floor", "codec", "arms"};
 enum { N_PARTS = sizeof part_names / sizeof part_names[0], ALL_PARTS = (1 << N_PARTS) - 1 };
@@ -49,10 +49,10 @@ static const char examples[] =
     "  # Is a lower sparsity worth its time?\n"
     "  mpirun -n 2 --host one,two tagc bench --only arms --arms fsdp,packed,packed+sparsity=0.95\n";
 
-_Static_assert(N_OWN + TAGC_ARMS_MAX_SHARED <= TAGC_MAX_OPTIONS, "raise TAGC_MAX_OPTIONS");
+_Static_assert(N_BENCH_ROWS + TAGC_ARMS_MAX_SHARED <= TAGC_MAX_OPTIONS, "raise TAGC_MAX_OPTIONS");
 
 /* Own rows, and those of tagc train with other defaults. */
-static tagc_option rows[N_OWN + TAGC_ARMS_MAX_SHARED];
+static tagc_option rows[N_BENCH_ROWS + TAGC_ARMS_MAX_SHARED];
 static tagc_command command = {.name = "bench",
                                .summary =
                                    "what this machine and network give, and whether compression pays on them",
@@ -63,7 +63,7 @@ static tagc_command command = {.name = "bench",
                                .print_more = tagc_preset_print};
 
 static void prepare(void) {
-    command.n_options = tagc_arms_rows(own, N_OWN, rows);
+    command.n_options = tagc_arms_rows(bench_rows, N_BENCH_ROWS, rows);
 }
 
 /* ---- one rank ---- */

@@ -98,9 +98,9 @@ static void print_speeds(const tagc_runlog *runs, int n_runs) {
     int n_in_spread = 0;
     print_name("  middle 80 % of the steps");
     for (int i = 0; i < n_runs; i++) {
-        tagc_result_spread own = tagc_runlog_middle(&runs[i], wall);
+        tagc_result_spread spread = tagc_runlog_middle(&runs[i], wall);
         snprintf(text, sizeof text, "-");
-        if (own.n > 1) snprintf(text, sizeof text, "%.4g to %.4g", 1000 * own.min, 1000 * own.max);
+        if (spread.n > 1) snprintf(text, sizeof text, "%.4g to %.4g", 1000 * spread.min, 1000 * spread.max);
         printf("  %*s", RUN_COLUMN - 2, text);
     }
     printf("\n");
@@ -108,9 +108,9 @@ static void print_speeds(const tagc_runlog *runs, int n_runs) {
     snprintf(name, sizeof name, "  times as fast as %.15s", runs[0].label);
     print_name(name);
     for (int i = 0; i < n_runs; i++) {
-        tagc_result_spread own = tagc_runlog_middle(&runs[i], wall);
-        double ratio = i > 0 ? first.median / own.median : (double)NAN;
-        int in_spread = i > 0 && own.min <= first.max && own.max >= first.min;
+        tagc_result_spread spread = tagc_runlog_middle(&runs[i], wall);
+        double ratio = i > 0 ? first.median / spread.median : (double)NAN;
+        int in_spread = i > 0 && spread.min <= first.max && spread.max >= first.min;
         snprintf(text, sizeof text, "-");
         if (isfinite(ratio)) snprintf(text, sizeof text, in_spread ? "%.2f?" : "%.2f", ratio);
         n_in_spread += isfinite(ratio) && in_spread;

@@ -15,11 +15,11 @@
 
 static int has_steps(const char *dir) {
     DIR *folder = opendir(dir);
-    int found = 0;
-    for (struct dirent *entry; folder && !found && (entry = readdir(folder));)
-        found = strncmp(entry->d_name, "step-", 5) == 0;
+    int has_checkpoint = 0;
+    for (struct dirent *entry; folder && !has_checkpoint && (entry = readdir(folder));)
+        has_checkpoint = strncmp(entry->d_name, "step-", 5) == 0;
     if (folder) closedir(folder);
-    return found;
+    return has_checkpoint;
 }
 
 tagc_status tagc_trained_find(const char *from, tagc_trained *out) {

@@ -162,15 +162,15 @@ static tagc_status read_offload(const char *text, int *out) {
                                TAGC_MESH_OFFLOAD_ACTIVATIONS};
     char word[48];
     for (const char *at = text; next_word(&at, word);) {
-        int found = 0;
+        int bit = 0;
         for (int i = 0; i < 3; i++)
-            if (strcmp(word, names[i]) == 0) found = bits[i];
-        if (!found)
+            if (strcmp(word, names[i]) == 0) bit = bits[i];
+        if (!bit)
             return tagc_fail(
                 TAGC_ERR_ARGUMENT,
                 "--offload is \"%.60s\", allowed: parameters, optimizer, activations, with commas between",
                 text);
-        *out |= found;
+        *out |= bit;
     }
     return TAGC_OK;
 }
@@ -182,11 +182,11 @@ static tagc_status read_pipeline_values(const char *text, tagc_mesh_question *q)
     char word[48];
     int n = 0, is_right = 1;
     for (const char *at = text; next_word(&at, word); n++) {
-        int found = -1;
+        int format = -1;
         for (int i = 0; i < 3; i++)
-            if (strcmp(word, names[i]) == 0) found = formats[i];
-        is_right &= found >= 0 && n < 2;
-        if (n < 2) *out[n] = found;
+            if (strcmp(word, names[i]) == 0) format = formats[i];
+        is_right &= format >= 0 && n < 2;
+        if (n < 2) *out[n] = format;
     }
     if (is_right && n == 2) return TAGC_OK;
     return tagc_fail(

@@ -107,17 +107,17 @@ static tagc_status read_levels(const char *text, long counts[N_LEVELS]) {
     for (const char *at = text;; at++) {
         const char *equals = strchr(at, '=');
         size_t n_name = equals ? (size_t)(equals - at) : 0;
-        int found = level + 1;
-        while (found < N_LEVELS &&
-               (strlen(level_names[found]) != n_name || strncmp(level_names[found], at, n_name) != 0))
-            found++;
+        int named = level + 1;
+        while (named < N_LEVELS &&
+               (strlen(level_names[named]) != n_name || strncmp(level_names[named], at, n_name) != 0))
+            named++;
         char *end = NULL;
-        long count = found < N_LEVELS ? strtol(equals + 1, &end, 10) : 0;
-        if (found == N_LEVELS || equals[1] < '0' || equals[1] > '9' || (*end != ',' && *end != '\0') ||
+        long count = named < N_LEVELS ? strtol(equals + 1, &end, 10) : 0;
+        if (named == N_LEVELS || equals[1] < '0' || equals[1] > '9' || (*end != ',' && *end != '\0') ||
             count < 1 || count > TAGC_TRAIN_MAX_RANKS)
             return tagc_fail(TAGC_ERR_ARGUMENT, "--levels is \"%.60s\", " FORM ", each from 1 to %d", text,
                              TAGC_TRAIN_MAX_RANKS);
-        counts[level = found] = count;
+        counts[level = named] = count;
         at = end;
         if (*at == '\0') break;
     }

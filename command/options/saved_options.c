@@ -9,11 +9,12 @@
 enum { VALUE_BYTES = 512 }; /* of what is no text */
 
 /* Of any length: a text where it is, other values in `room`. */
-static const char *value_of(const tagc_command *command, const void *values, int i, char room[VALUE_BYTES]) {
+static const char *value_of(const tagc_command *command, const void *values, int i,
+                            char text_of_value[VALUE_BYTES]) {
     const tagc_option *option = &command->options[i];
     if (option->type != TAGC_OPTION_TEXT) {
-        tagc_options_get(command, values, i, room, VALUE_BYTES);
-        return room;
+        tagc_options_get(command, values, i, text_of_value, VALUE_BYTES);
+        return text_of_value;
     }
     const char *held = *(const char *const *)((const char *)values + option->offset);
     return held ? held : "";
@@ -21,10 +22,10 @@ static const char *value_of(const tagc_command *command, const void *values, int
 
 json_t *tagc_saved_options(const tagc_command *command, const void *values) {
     json_t *object = json_object();
-    char room[VALUE_BYTES];
+    char text_of_value[VALUE_BYTES];
     for (int i = 0; i < command->n_options; i++)
         json_object_set_new(object, command->options[i].name,
-                            json_string(value_of(command, values, i, room)));
+                            json_string(value_of(command, values, i, text_of_value)));
     return object;
 }
 
@@ -34,9 +35,9 @@ static int is_own(const tagc_option *option) {
 }
 
 tagc_status tagc_saved_check_text(const tagc_command *command, const void *values) {
-    char room[VALUE_BYTES];
+    char text_of_value[VALUE_BYTES];
     for (int i = 0; i < command->n_options; i++) {
-        json_t *text = json_string(value_of(command, values, i, room));
+        json_t *text = json_string(value_of(command, values, i, text_of_value));
         int can_be_saved = text != NULL || is_own(&command->options[i]);
         json_decref(text);
         if (!can_be_saved)
@@ -80,7 +81,7 @@ static const char *text_of(const tagc_saved *saved, const tagc_option *option) {
 tagc_status tagc_saved_merge(const tagc_saved *saved, const tagc_parsed *parsed, void *values,
                              tagc_progress *progress) {
     const tagc_command *command = parsed->command;
-    char room[VALUE_BYTES];
+    char text_of_value[VALUE_BYTES];
     for (int i = 0; i < command->n_options; i++) {
         const char *text = text_of(saved, &command->options[i]);
         if (text && !parsed->given[i])
@@ -92,7 +93,7 @@ tagc_status tagc_saved_merge(const tagc_saved *saved, const tagc_parsed *parsed,
         const tagc_option *option = &command->options[i];
         const char *then = text_of(saved, option);
         if (!then || !parsed->given[i]) continue;
-        const char *now = value_of(command, values, i, room);
+        const char *now = value_of(command, values, i, text_of_value);
         if (strcmp(now, then) != 0 && option->role == TAGC_ROLE_FIXED) {
             return tagc_fail(
                 TAGC_ERR_MISMATCH,
@@ -116,25 +117,25 @@ typedef struct value_text {
 } value_text;
 
 static void describe(const tagc_command *command, const void *values, int i, value_text *out) {
-    char room[VALUE_BYTES];
-    const char *text = value_of(command, values, i, room);
+    char text_of_value[VALUE_BYTES];
+    const char *text = value_of(command, values, i, text_of_value);
     snprintf(out->begin, sizeof out->begin, "%.119s", text);
     out->sum = tagc_checksum(text, strlen(text));
 }
 
 tagc_status tagc_agree_options(tagc_comm *comm, const tagc_command *command, const void *values) {
     size_t n = (size_t)command->n_options, world_size = (size_t)tagc_comm_world_size(comm);
-    value_text *mine = calloc(n, sizeof *mine), *all = calloc(n * world_size, sizeof *all);
-    if (!mine || !all) {
-        free(mine);
+    value_text *values_here = calloc(n, sizeof *values_here), *all = calloc(n * world_size, sizeof *all);
+    if (!values_here || !all) {
+        free(values_here);
         free(all);
         return tagc_fail(TAGC_ERR_MEMORY, "out of memory for the options of %zu ranks", world_size);
     }
     for (size_t i = 0; i < n; i++)
         if (command->options[i].role != TAGC_ROLE_PLACE && command->options[i].role != TAGC_ROLE_LOCAL)
-            describe(command, values, (int)i, &mine[i]);
+            describe(command, values, (int)i, &values_here[i]);
     tagc_status status =
-        tagc_comm_all_gather(comm, mine, n * sizeof *mine, all, n * world_size * sizeof *all);
+        tagc_comm_all_gather(comm, values_here, n * sizeof *values_here, all, n * world_size * sizeof *all);
     for (size_t rank = 1; status == TAGC_OK && rank < world_size; rank++)
         for (size_t i = 0; status == TAGC_OK && i < n; i++)
             if (all[rank * n + i].sum != all[i].sum ||
@@ -143,7 +144,7 @@ tagc_status tagc_agree_options(tagc_comm *comm, const tagc_command *command, con
                                    "--%s is \"%.100s\" on rank 0 and \"%.100s\" on rank %zu;"
                                    " all ranks need the same",
                                    command->options[i].name, all[i].begin, all[rank * n + i].begin, rank);
-    free(mine);
+    free(values_here);
     free(all);
     return status;
 }

@@ -130,25 +130,25 @@ static void model_options(const tagc_fsdp *f, tagc_model_options *m) {
     const tagc_fsdp_options *o = &f->options;
     int exchange = exchange_of_compressed(o);
     tagc_model_options_init(m);
-    m->moment = o->beta1 > o->beta1_compressed ? TAGC_MOMENT_SHORTENS : TAGC_MOMENT_NONE;
-    m->output = o->sharding == TAGC_SHARD_HYBRID ? TAGC_OUTPUT_HOST_SHARD
-                : o->sharding == TAGC_SHARD_NONE ? TAGC_OUTPUT_UNIT
-                                                 : TAGC_OUTPUT_SHARD;
-    m->dense_format = o->dense_format;
-    m->residual = codes_compressed(o) ? o->reducer.residual : o->mild.residual;
+    m->schedule.moment = o->beta1 > o->beta1_compressed ? TAGC_MOMENT_SHORTENS : TAGC_MOMENT_NONE;
+    m->layout.output = o->sharding == TAGC_SHARD_HYBRID ? TAGC_OUTPUT_HOST_SHARD
+                       : o->sharding == TAGC_SHARD_NONE ? TAGC_OUTPUT_UNIT
+                                                        : TAGC_OUTPUT_SHARD;
+    m->formats.dense = o->dense_format;
+    m->formats.residual = codes_compressed(o) ? o->reducer.residual : o->mild.residual;
     m->n_threads = o->reducer.n_threads;
     m->exchange = exchange;
     if (is_paper(exchange)) {
         m->paper = &o->paper;
-        m->residual = -1;
+        m->formats.residual = -1;
     }
-    m->cut = TAGC_CUT_FLAT_ARRAYS;
+    m->layout.cut = TAGC_CUT_FLAT_ARRAYS;
     if (codes_compressed(o)) {
-        m->block = o->reducer.block > 0 ? o->reducer.block : options_of(f, TAGC_CLASS_MILD).block;
-        m->result_sparsity = o->reducer.result_sparsity;
-        m->result_format = o->reducer.result_format;
+        m->formats.block = o->reducer.block > 0 ? o->reducer.block : options_of(f, TAGC_CLASS_MILD).block;
+        m->formats.result_sparsity = o->reducer.result_sparsity;
+        m->formats.result = o->reducer.result_format;
     } else if (o->mild.exchange == TAGC_EXCHANGE_DIRECT) {
-        m->block = options_of(f, TAGC_CLASS_MILD).block;
+        m->formats.block = options_of(f, TAGC_CLASS_MILD).block;
     }
 }
 
@@ -181,7 +181,7 @@ static tagc_status make_model(const tagc_fsdp *f, int fresh, tagc_model **out) {
     if (status == TAGC_OK) {
         schedule_options(f, fresh, &schedule);
         model_options(f, &options);
-        options.schedule = &schedule;
+        options.schedule.options = &schedule;
         int adds = adds_in_hosts(&f->options);
         status = tagc_model_create(adds ? f->within : NULL, adds ? f->between : f->comm, tensors,
                                    (size_t)f->tables.n_tensors, &options, out);

@@ -47,7 +47,7 @@ static void add_stats(tagc_fsdp *f, const tagc_flat *flat) {
     sum->n_compressed += flat->n_elems;
     sum->n_sent += n_sent;
     sum->n_union += s->n_union;
-    sum->n_returned += s->n_returned * (f->model->options.output == TAGC_OUTPUT_UNIT ? n_places : 1);
+    sum->n_returned += s->n_returned * (f->model->options.layout.output == TAGC_OUTPUT_UNIT ? n_places : 1);
     sum->n_unpeeled += s->n_unpeeled;
     sum->n_lost += s->n_lost;
     if (s->load > sum->load) sum->load = s->load;

@@ -47,6 +47,44 @@ tagc_learning_rate tagc_train_learning_rate(const tagc_train_options *options, u
 /* In the order of --residual's words. */
 static const int residual_formats[] = {TAGC_FORMAT_FP32, TAGC_FORMAT_INT8, TAGC_FORMAT_INT4};
 
+/* What the class COMPRESSED sends. *out is initialised. */
+static void set_compressed(const tagc_train_options *options, tagc_reducer_options *out) {
+    int is_direct = options->exchange == TAGC_EXCHANGE_DIRECT;
+    out->exchange = options->exchange;
+    out->sparsity = options->sparsity;
+    if (options->exchange == TAGC_TRAIN_DENSE)
+        tagc_reducer_options_send_whole(out, options->wire);
+    else if (is_direct && options->values != TAGC_TRAIN_AUTO_VALUES)
+        out->format = options->values;
+    out->block = (int)options->block;
+    out->n_threads = (int)options->codec_threads;
+    if (!is_direct) return;
+    out->result_sparsity = options->result_sparsity;
+    out->result_format = options->result_values - 1; /* words are auto, then formats from 0 on */
+    out->residual = residual_formats[options->residual];
+}
+
+/* What the class MILD sends. *out is what COMPRESSED sends. */
+static void set_mild(const tagc_train_options *options, tagc_reducer_options *out) {
+    int is_auto = options->mild == TAGC_TRAIN_AUTO_VALUES, is_dense = options->exchange == TAGC_TRAIN_DENSE;
+    out->sparsity = options->mild_sparsity;
+    out->result_sparsity = out->result_format = -1;
+    if (is_auto) { /* as the engine resolves it; of a run that is dense, nothing is MILD */
+        out->exchange = is_dense ? TAGC_NO_MILD : -1;
+        out->format = -1;
+    } else if (options->mild == 0) { /* the word dense */
+        out->exchange = TAGC_NO_MILD;
+        out->format = -1;
+    } else {
+        out->exchange = TAGC_EXCHANGE_DIRECT;
+        out->format = options->mild;
+    }
+    if (!is_dense || out->exchange != TAGC_EXCHANGE_DIRECT || out->sparsity != -1) return;
+    tagc_schedule_options schedule;
+    tagc_schedule_options_init(&schedule);
+    out->sparsity = schedule.mild_sparsity; /* not as little as what is dense leaves out */
+}
+
 void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) {
     tagc_fsdp_options_init(out);
     out->sharding = options->sharding;
@@ -69,36 +107,12 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
     out->beta2_compressed = options->compressed_beta2;
     out->weight_decay = options->weight_decay;
     out->clip_norm = options->clip;
-    out->reducer.exchange = options->exchange;
     int is_gentle = options->gentle == 0 ? options->sparsity < 0 : options->gentle == 1;
     out->gentle = is_gentle && options->exchange == TAGC_EXCHANGE_DIRECT;
-    out->reducer.sparsity = options->sparsity;
-    if (options->exchange == TAGC_TRAIN_DENSE)
-        tagc_reducer_options_send_whole(&out->reducer, options->wire);
-    else if (out->reducer.exchange == TAGC_EXCHANGE_DIRECT && options->values != TAGC_TRAIN_AUTO_VALUES)
-        out->reducer.format = options->values;
-    out->reducer.block = (int)options->block;
-    if (options->exchange == TAGC_EXCHANGE_DIRECT) {
-        out->reducer.result_sparsity = options->result_sparsity;
-        out->reducer.result_format = options->result_values - 1;
-        out->reducer.residual = residual_formats[options->residual];
-    }
-    out->reducer.n_threads = (int)options->codec_threads;
+    set_compressed(options, &out->reducer);
+    out->mild = out->reducer;
+    set_mild(options, &out->mild);
     set_paper(options, &out->paper);
-    tagc_reducer_options mild = out->reducer;
-    int is_auto = options->mild == TAGC_TRAIN_AUTO_VALUES, is_dense = options->exchange == TAGC_TRAIN_DENSE;
-    mild.exchange = is_auto && !is_dense            ? -1
-                    : options->mild > 0 && !is_auto ? TAGC_EXCHANGE_DIRECT
-                                                    : TAGC_NO_MILD;
-    mild.format = options->mild == TAGC_TRAIN_AUTO_VALUES || options->mild == 0 ? -1 : options->mild;
-    mild.sparsity = options->mild_sparsity;
-    if (is_dense && mild.exchange == TAGC_EXCHANGE_DIRECT && mild.sparsity == -1) {
-        tagc_schedule_options schedule;
-        tagc_schedule_options_init(&schedule);
-        mild.sparsity = schedule.mild_sparsity; /* not as little as what is dense leaves out */
-    }
-    mild.result_sparsity = mild.result_format = -1;
-    out->mild = mild;
     tagc_fsdp_options_resolve(out);
 }
 

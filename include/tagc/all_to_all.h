@@ -4,9 +4,12 @@
  *   tagc_all_to_all_create    makes the object, once
  *   tagc_all_to_all_run       one call: sends a part of `input` to each rank, and receives one of `output` from each
  *
- * What a rank keeps and, with ranks_per_host, what stays inside a host arrives bit for bit. Between hosts a message goes as
- * tagc/blocks.h encodes it, or whole: if the caller says so, or if it is short. There is no residual. docs/reference/wire-format.md draws
- * the bytes. */
+ * What a rank keeps arrives bit for bit. A message to another rank goes as tagc/blocks.h encodes it, or whole: if the caller says so, or
+ * if it is short. There is no residual. docs/reference/wire-format.md draws the bytes.
+ *
+ * Levels are the caller's, as for reducers and gatherers. On hosts of several ranks, ranks of a host first give each other what is for
+ * ranks of the same place elsewhere, by whatever is fast there; then an all-to-all over the ranks of one place (tagc_comm_split) has one
+ * message for each other host, and each element crosses once. */
 #ifndef TAGC_ALL_TO_ALL_H
 #define TAGC_ALL_TO_ALL_H
 
@@ -24,12 +27,8 @@ typedef struct tagc_all_to_all_options {
     size_t struct_bytes;
     /* As in tagc_reducer_options. */
     uint64_t tag;
-    /* The ranks of a host, which have numbers next to each other. In [1, W], a divisor of W, default 1. Above 1, the ranks of a host first
-     * give each other what is for ranks of the same local index elsewhere. So a rank has one message for each other host, however many
-     * ranks that has, and each element crosses to another host once. */
-    int ranks_per_host;
     /* A message of fewer elements travels whole. [0, 2^31), default 4096. */
-    int min_elems;
+    uint64_t min_elems;
 } tagc_all_to_all_options;
 
 TAGC_API void tagc_all_to_all_options_init_sized(tagc_all_to_all_options *options, size_t struct_bytes);
@@ -51,13 +50,13 @@ typedef struct tagc_all_to_all_call {
     const uint64_t *receives;
     /* The length of both arrays of counts: W. Required. */
     uint64_t n_counts;
-    /* How messages between hosts are encoded; NULL (default): they travel whole. The same on all ranks, but for rounding and seed.
+    /* How messages are encoded; NULL (default): they travel whole. The same on all ranks, but for rounding and seed.
      * The seed need not differ between ranks, but between calls that are rounded at random. */
     const tagc_blocks_options *blocks;
     /* Bytes of an element, [1, 16], default 4: with `blocks` those of blocks->element. The same on all ranks. */
     uint64_t element_bytes;
     /* Numbers that must be equal in the sum over all ranks, modulo 2^64, or the call fails: what the caller itself sent and expects
-     * beyond these arrays. Default 0. */
+     * beyond these arrays, such as within a host. Default 0. */
     uint64_t sent_word;
     uint64_t expected_word;
 } tagc_all_to_all_call;
@@ -84,8 +83,7 @@ TAGC_API tagc_status tagc_all_to_all_fail(tagc_all_to_all *all_to_all, tagc_stat
  * TAGC_ERR_MISMATCH on all of them where that differs anywhere, and `output` is unchanged. If a rank receives damaged
  * bytes, it returns TAGC_ERR_CORRUPT, and all ranks return it from their next call. A block that holds NaN or Inf arrives as NaN.
  *
- * Memory for messages grows to the largest call so far. If there is none for this one, the call fails on all ranks; with
- * ranks_per_host above 1 the comm may break. */
+ * Memory for messages grows to the largest call so far. If there is none for this one, the call fails on all ranks. */
 TAGC_API tagc_status tagc_all_to_all_end(tagc_all_to_all *all_to_all);
 
 /* Collective, blocking. _begin and _end in one call. */

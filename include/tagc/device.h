@@ -247,7 +247,7 @@ TAGC_API void tagc_unit_destroy(tagc_unit *unit);
  *
  * If the queue has kernels, gradients of the classes COMPRESSED and MILD stay on the device, with what is not sent of them; else, and for
  * exchanges other than DIRECT, all pieces are copied to pinned memory and back. With kernels, means beyond fp16 become Inf, and `within`
- * adds nothing up: see tagc_model_options.summed. TAGC_ERR_UNSUPPORTED for what the device cannot do. */
+ * adds nothing up: see tagc_model_options.hosts.summed. TAGC_ERR_UNSUPPORTED for what the device cannot do. */
 TAGC_API tagc_status tagc_model_create_on(tagc_queue *queue, tagc_comm *within, tagc_comm *between,
                                           const tagc_tensor *tensors, size_t n_tensors,
                                           const tagc_model_options *options, tagc_model **out);

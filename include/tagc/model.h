@@ -64,7 +64,7 @@ typedef enum tagc_cut {
     /* The same, where the caller has each flat as one array, with the padding, in fp32. _begin gets these arrays, and where each host has one
      * rank nothing is copied. */
     TAGC_CUT_FLAT_ARRAYS = 2,
-    /* Each tensor where the caller says: `ranges` of the options. Not with the output UNIT. _save and _load are TAGC_ERR_UNSUPPORTED:
+    /* Each tensor where the caller says: `ranges` of the layout. Not with the output UNIT. _save and _load are TAGC_ERR_UNSUPPORTED:
      * _get_residual has what is not sent. */
     TAGC_CUT_RANGES = 3
 } tagc_cut;
@@ -88,72 +88,93 @@ typedef struct tagc_piece {
     void *values;
 } tagc_piece;
 
-/* The defaults suit a model with random weights and an optimizer of which nothing is known: every value travels, in 8 bits for 60 steps
- * and in 4 bits after them. To send less, say what the optimizer's first moment is (`moment`). */
-typedef struct tagc_model_options {
-    /* Written by _init. */
-    size_t struct_bytes;
+/* What tensors send, step by step. */
+typedef struct tagc_model_schedule_options {
     /* What the classes COMPRESSED and MILD send in the end, and how they come there. Copied. Default NULL: the defaults of
      * tagc_schedule_options, but `fresh`. */
-    const tagc_schedule_options *schedule;
+    const tagc_schedule_options *options;
     /* tagc_moment of every tensor, see tagc_model_set_moment. Default STAYS. SHORTENS if the optimizer is an Adam that takes the betas
      * of tagc_model_betas. */
     int moment;
+    /* A schedule that the caller creates, steps, saves and destroys, after the model: so several models, such as one for each bucket
+     * of a trainer that regroups tensors, decide together. See "A schedule of the caller's" below. Default NULL: the model has its
+     * own. `options` must be those of this one, and `moment` does not count. */
+    tagc_schedule *follows;
+    /* (n_tensors,), copied: the number of each tensor in `follows`; of a DENSE one any. NULL without it. */
+    const uint32_t *numbers;
+} tagc_model_schedule_options;
+
+/* Who gets which elements, and what is exchanged as one. */
+typedef struct tagc_model_layout_options {
     /* tagc_output, default SHARD. */
     int output;
-    /* tagc_op, default AVG: the sum divided by the number of ranks. */
-    int op;
+    /* tagc_cut, default ROWS. */
+    int cut;
+    /* (n_tensors, owners + 1), copied: with TAGC_CUT_RANGES, owner o has elements [ranges[t][o], ranges[t][o + 1]) of tensor t; they go
+     * up from 0 to its number of elements. Owners are W ranks, or with HOST_SHARD those of a host. Default NULL. */
+    const uint64_t *ranges;
+    /* Matrices of fewer elements are DENSE by name. Default TAGC_CLASS_MIN_ELEMS. */
+    uint64_t min_elems;
+    /* (n_tensors,), copied. Tensors with different numbers are never exchanged as one, as those that tensor parallelism replicates and
+     * those that it splits must not be: the former stay equal on its ranks. Default NULL: all numbers are 0. */
+    const uint32_t *apart;
+} tagc_model_layout_options;
+
+/* As what values are read, sent, kept and written. */
+typedef struct tagc_model_format_options {
     /* tagc_element of gradients, and of sums. Default FP32. The mean of fp16 gradients fits into fp16: what rounding and residuals put
      * beyond waits in the residual, as far as there is memory for that. */
     int gradient, sum;
     /* tagc_format of the class DENSE, FP32 (default) or BF16. Sums are made in fp32. */
-    int dense_format;
+    int dense;
     /* tagc_format in which residuals are stored: FP32, INT8 or INT4. Default -1: INT8. */
     int residual;
-    /* Matrices of fewer elements are DENSE by name. Default TAGC_CLASS_MIN_ELEMS. */
-    uint64_t min_elems;
-    /* Threads that encode and decode. Results do not depend on it. [1, 256], default 1. */
-    int n_threads;
-    /* tagc_exchange of the class COMPRESSED, default DIRECT. SKETCH and PACKED are the paper's; they have no levels of the schedule, and
-     * FP32 residuals. */
-    int exchange;
-    /* Options of SKETCH and PACKED. Copied. Default NULL: the defaults of tagc_paper_options. */
-    const struct tagc_paper_options *paper;
-    /* tagc_cut, default ROWS. */
-    int cut;
     /* As in tagc_reducer_options, for what DIRECT exchanges; a level may ask for smaller blocks. Default 0. */
     int block;
+    /* result_format and result_sparsity of tagc_reducer_options, of the class COMPRESSED while it sends a part of its values.
+     * Defaults -1. */
+    int result;
+    double result_sparsity;
+} tagc_model_format_options;
+
+/* What happens within a host of several ranks. */
+typedef struct tagc_model_host_options {
     /* tagc_format in which ranks of a host send each other what they add up: FP32 or BF16. Default -1: FP32 if that is what hosts send,
      * else BF16. */
-    int within_format;
-    /* As in tagc_reducer_options, of the class COMPRESSED while it sends a part of its values. Defaults -1. */
-    int result_format;
-    double result_sparsity;
-    /* A schedule that the caller creates, steps, saves and destroys, after the model: so several models, such as one for each bucket
-     * of a trainer that regroups tensors, decide together. See "A schedule of the caller's" below. Default NULL: the model has its
-     * own. `schedule` must be the options of this one, and `moment` does not count. */
-    tagc_schedule *follows;
-    /* (n_tensors,), copied: the number of each tensor in `follows`; of a DENSE one any. NULL without it. */
-    const uint32_t *numbers;
-    /* tagc_reducer_options.tag of unit 0; those after it have the numbers after it. Models whose units are under way at different
-     * times share work memory if their tags differ. Default 0. */
-    uint64_t tag;
-    /* 1: a tensor whose gradient is zero on this rank keeps what is not sent yet, as where sums of tensors that no rank used are
-     * thrown away. Default 0. */
-    uint64_t rests;
-    /* What messages call the model's exchanges; at most 95 bytes, more are cut. Copied. Default NULL: they name the unit and its first
-     * tensor. */
-    const char *name;
+    int format;
     /* 1: the caller has added gradients up within each host, as where a device's own library does it. `within` then only agrees. A rank
      * gives the host's sums of what ranks of its place get (tagc_model_owned of ranks h * L + place, for each host h), and AVG divides by the
      * number of hosts. Not with UNIT, where ranks of a host would need each other's sums: take HOST_SHARD. Default 0. */
-    uint64_t summed;
-    /* (n_tensors,), copied. Tensors with different numbers are never exchanged as one, as those that tensor parallelism replicates and
-     * those that it splits must not be: the former stay equal on its ranks. Default NULL: all numbers are 0. */
-    const uint32_t *apart;
-    /* (n_tensors, owners + 1), copied: with TAGC_CUT_RANGES, owner o has elements [ranges[t][o], ranges[t][o + 1]) of tensor t; they go
-     * up from 0 to its number of elements. Owners are W ranks, or with HOST_SHARD those of a host. Default NULL. */
-    const uint64_t *ranges;
+    int summed;
+} tagc_model_host_options;
+
+/* The defaults suit a model with random weights and an optimizer of which nothing is known: every value travels, in 8 bits for 60 steps
+ * and in 4 bits after them. To send less, say what the optimizer's first moment is (`schedule.moment`). */
+typedef struct tagc_model_options {
+    /* Written by _init. */
+    size_t struct_bytes;
+    tagc_model_schedule_options schedule;
+    tagc_model_layout_options layout;
+    tagc_model_format_options formats;
+    tagc_model_host_options hosts;
+    /* tagc_exchange of the class COMPRESSED, default DIRECT. SKETCH and PACKED are the paper's; they have no levels of the schedule, and
+     * FP32 residuals. */
+    int exchange;
+    /* tagc_op, default AVG: the sum divided by the number of ranks. */
+    int op;
+    /* Options of SKETCH and PACKED. Copied. Default NULL: the defaults of tagc_paper_options. */
+    const struct tagc_paper_options *paper;
+    /* Threads that encode and decode. Results do not depend on it. [1, 256], default 1. */
+    int n_threads;
+    /* 1: a tensor whose gradient is zero on this rank keeps what is not sent yet, as where sums of tensors that no rank used are
+     * thrown away. Default 0. */
+    int rests;
+    /* tagc_reducer_options.tag of unit 0; those after it have the numbers after it. Models whose units are under way at different
+     * times share work memory if their tags differ. Default 0. */
+    uint64_t tag;
+    /* What messages call the model's exchanges; at most 95 bytes, more are cut. Copied. Default NULL: they name the unit and its first
+     * tensor. */
+    const char *name;
 } tagc_model_options;
 
 TAGC_API void tagc_model_options_init_sized(tagc_model_options *options, size_t struct_bytes);
@@ -240,7 +261,7 @@ typedef struct tagc_model_stats {
     double total_s;
     /* 1: some rank's gradient had NaN or Inf, or a sum overflowed. Sums are NaN, and residuals as before. */
     uint64_t nonfinite;
-    /* Sums of this rank's that were beyond fp16 (`sum` in the options). */
+    /* Sums of this rank's that were beyond fp16 (`formats.sum` in the options). */
     uint64_t n_saturated;
     /* 1: this rank failed in the exchange, perhaps beside others; 0: it did not, or the exchange did not fail. */
     uint64_t failed_here;
@@ -274,7 +295,7 @@ TAGC_API tagc_status tagc_model_step(tagc_model *model, double loss);
 TAGC_API tagc_status tagc_model_betas(const tagc_model *model, uint32_t tensor, double beta1, double beta2,
                                       double *own_beta1, double *own_beta2);
 
-/* Collective in effect. Says what the optimizer has of a tensor's first moment, in place of options.moment. */
+/* Collective in effect. Says what the optimizer has of a tensor's first moment, in place of options.schedule.moment. */
 TAGC_API tagc_status tagc_model_set_moment(tagc_model *model, uint32_t tensor, tagc_moment moment);
 
 /* Collective in effect. Says that gradients are multiplied by `factor` from now on, as a loss scaler does: residuals follow. (0, inf). */
@@ -289,10 +310,10 @@ TAGC_API tagc_status tagc_model_memory(const tagc_model *model, tagc_memory *mem
 
 /* ---- a schedule of the caller's ----
  *
- * With options.follows, _step, _set_moment, _save and _load are TAGC_ERR_STATE. At the end of a step, the caller takes the full windows
+ * With options.schedule.follows, _step, _set_moment, _save and _load are TAGC_ERR_STATE. At the end of a step, the caller takes the full windows
  * of all units, adds their sums up over ranks, and gives them to the schedule. Where that changes plans, the models follow. */
 
-/* Takes windows that became full in the exchange of a unit that ended last: numbers, as in options.numbers, and this rank's sums of
+/* Takes windows that became full in the exchange of a unit that ended last: numbers, as in options.schedule.numbers, and this rank's sums of
  * each, both (tensors of the unit,); and how many to *n. Local. */
 TAGC_API tagc_status tagc_model_take_full(tagc_model *model, uint32_t unit, uint32_t *numbers,
                                           tagc_schedule_sums *sums, size_t *n);

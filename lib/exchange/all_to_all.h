@@ -16,18 +16,17 @@ typedef struct tagc_counts_word {
     uint64_t alike; /* options of the call, which all must have */
 } tagc_counts_word;
 
-/* What a rank, or a host, says of itself. */
+/* What a rank says of itself. */
 typedef struct tagc_counts_said {
     tagc_counts_word word;
     tagc_status status;
-    int rank; /* that failed */
 } tagc_counts_said;
 
 struct tagc_all_to_all {
     tagc_comm *comm;
     tagc_identity identity;
     tagc_all_to_all_options options;
-    int rank, world_size, per_host, n_hosts, host, place; /* rank is host * per_host + place */
+    int rank, world_size;
     int begun;
     uint64_t n_begun;
     tagc_task task;
@@ -42,18 +41,15 @@ struct tagc_all_to_all {
     /* One arena, of what does not depend on counts. */
     void *arena;
     size_t arena_bytes;
-    uint8_t *own, *heard; /* headers: one of within or between, and those of all ranks of a host or place */
-    uint64_t *local;      /* (per_host, W) `sends` of the ranks of this host */
+    uint8_t *said, *heard;       /* messages of counts: of this rank, and (W) of all */
     uint64_t *from_in, *to_out;  /* (W) where in input and output a rank's part begins */
-    uint64_t *n_to, *n_from;     /* (n_hosts) elements of the message to and from each host */
     uint64_t *told;              /* (W) what each rank sends here, after a mismatch */
-    tagc_counts_said *said;      /* (max(n_hosts, per_host)) */
     tagc_part *sends, *receives; /* (W) */
 
-    /* Grows to the largest call: | packed | came | staged | messages to hosts | messages from them |. */
-    void *room;
-    size_t room_bytes;
-    uint8_t *packed, *came, *staged, *to_hosts, *from_hosts;
+    /* Grows to the largest call: | messages to others, by rank | from others |. */
+    void *messages;
+    size_t messages_bytes;
+    uint8_t *sent, *received;
 };
 
 #endif

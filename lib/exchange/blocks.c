@@ -12,7 +12,7 @@ static const tagc_blocks_options default_options = {
     .format = TAGC_FORMAT_INT8, .block = 64, .element = TAGC_FORMAT_FP32};
 static const tagc_sized options_struct = {"tagc_blocks_options", sizeof(tagc_blocks_options),
                                           offsetof(tagc_blocks_options, seed) +
-                                              sizeof(uint64_t), /* the last field of version 0.2 */
+                                              sizeof(uint64_t), /* the last field of the first release */
                                           &default_options};
 
 void tagc_blocks_options_init_sized(tagc_blocks_options *options, size_t struct_bytes) {

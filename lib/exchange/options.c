@@ -72,8 +72,7 @@ static const tagc_field gatherer_fields[] = {
 #define ALL_TO_ALL(name) #name, offsetof(tagc_all_to_all_options, name)
 static const tagc_field all_to_all_fields[] = {
     {ALL_TO_ALL(tag), TAGC_FIELD_U64, 1, ALL, 0, TAGC_FIELD_MAX_U64, TAGC_FIELD_MAX_U64, NULL},
-    {ALL_TO_ALL(ranks_per_host), TAGC_FIELD_INT, 1, ALL, 1, 65536, 1, NULL},
-    {ALL_TO_ALL(min_elems), TAGC_FIELD_INT, 1, ALL, 0, 2147483647.0, 4096, NULL},
+    {ALL_TO_ALL(min_elems), TAGC_FIELD_U64, 1, ALL, 0, 2147483647.0, 4096, NULL},
 };
 /* clang-format on */
 enum {
@@ -95,10 +94,9 @@ static const tagc_reducer_options reducer_defaults = {
     .residual = -1,
 };
 static const tagc_gatherer_options gatherer_defaults = {.tag = UINT64_MAX, .n_threads = 1};
-static const tagc_all_to_all_options all_to_all_defaults = {
-    .tag = UINT64_MAX, .ranks_per_host = 1, .min_elems = 4096};
+static const tagc_all_to_all_options all_to_all_defaults = {.tag = UINT64_MAX, .min_elems = 4096};
 
-/* The least sizes are those of version 0.2: up to its last field, without what later versions add. */
+/* The least sizes are up to the last field of the first release, without what later ones add. */
 #define UP_TO(type, last) (offsetof(type, last) + sizeof((type *)0)->last)
 static const tagc_sized reducer_struct = {"tagc_reducer_options", sizeof(tagc_reducer_options),
                                           UP_TO(tagc_reducer_options, rounding_seed), &reducer_defaults};
@@ -417,18 +415,11 @@ tagc_status tagc_reducer_options_check_change(const tagc_reducer_options *now,
     return TAGC_OK;
 }
 
-static tagc_status check_ranks_per_host(int ranks_per_host, int world_size) {
-    if (world_size % ranks_per_host == 0) return TAGC_OK;
-    return tagc_fail(TAGC_ERR_ARGUMENT, "ranks_per_host is %d, must divide the world size %d", ranks_per_host,
-                     world_size);
-}
-
-tagc_status tagc_all_to_all_options_check(const tagc_all_to_all_options *options, int world_size,
+tagc_status tagc_all_to_all_options_check(const tagc_all_to_all_options *options,
                                           tagc_all_to_all_options *out) {
     if (!options) return tagc_fail(TAGC_ERR_ARGUMENT, "options is NULL");
     TAGC_TRY(tagc_sized_read(&all_to_all_struct, options, out));
-    TAGC_TRY(tagc_fields_check(all_to_all_fields, N_ALL_TO_ALL_FIELDS, out));
-    return check_ranks_per_host(out->ranks_per_host, world_size);
+    return tagc_fields_check(all_to_all_fields, N_ALL_TO_ALL_FIELDS, out);
 }
 
 tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, int world_size,

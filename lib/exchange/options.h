@@ -67,7 +67,7 @@ tagc_status tagc_reducer_options_check_change(const tagc_reducer_options *now,
                                               const tagc_reducer_options *wanted);
 tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, int world_size,
                                         tagc_gatherer_options *out);
-tagc_status tagc_all_to_all_options_check(const tagc_all_to_all_options *options, int world_size,
+tagc_status tagc_all_to_all_options_check(const tagc_all_to_all_options *options,
                                           tagc_all_to_all_options *out);
 
 /* Collective. Each rank passes the status of its own preparations, with its text in tagc_last_error(). All return the same:

@@ -20,7 +20,7 @@
 static const tagc_reducer_stats no_stats;
 static const tagc_sized stats_struct = {"tagc_reducer_stats", sizeof(tagc_reducer_stats),
                                         offsetof(tagc_reducer_stats, nonfinite) +
-                                            sizeof(int), /* the last field of version 0.2 */
+                                            sizeof(int), /* the last field of the first release */
                                         &no_stats};
 
 void tagc_reducer_stats_init_sized(tagc_reducer_stats *stats, size_t struct_bytes) {

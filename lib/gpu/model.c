@@ -217,8 +217,8 @@ static arrays arrays_of(const tagc_model_place *m, const tagc_piece *gradients, 
                         const tagc_piece *sums, size_t n_sums) {
     const tagc_model_options *o = &m->unit->model->options;
     arrays a;
-    a.input = extent(gradients, n_gradients, tagc_element_bytes(o->gradient), &a.in_bytes);
-    a.output = extent(sums, n_sums, tagc_element_bytes(o->sum), &a.out_bytes);
+    a.input = extent(gradients, n_gradients, tagc_element_bytes(o->formats.gradient), &a.in_bytes);
+    a.output = extent(sums, n_sums, tagc_element_bytes(o->formats.sum), &a.out_bytes);
     return a;
 }
 
@@ -298,7 +298,7 @@ static void place_unit_lists(const tagc_model_unit *u, size_t n_runs, size_t n_s
 /* All that parts sample, in the order in which lib/unit takes it. l NULL: counts. Returns how many there are. */
 static size_t list_samples(const tagc_model_unit *u, const char *base, unit_lists *l, uint32_t *n_sampled) {
     const tagc_model *model = u->model;
-    size_t n = 0, width = tagc_element_bytes(model->options.gradient);
+    size_t n = 0, width = tagc_element_bytes(model->options.formats.gradient);
     *n_sampled = 0;
     for (uint32_t p = 0; p < u->n_parts; p++) {
         const tagc_model_part *part = &u->parts[p];
@@ -329,7 +329,7 @@ static size_t list_runs(const tagc_model_unit *u, const arrays *a, unit_lists *l
         for (int is_sums = 0; is_sums < 2; is_sums++) {
             run_maker maker = {.runs = l ? l->runs + n : NULL,
                                .base = is_sums ? a->output : a->input,
-                               .width = tagc_element_bytes(is_sums ? o->sum : o->gradient),
+                               .width = tagc_element_bytes(is_sums ? o->formats.sum : o->formats.gradient),
                                .is_sums = is_sums};
             tagc_part_runs(&u->parts[p], is_sums, add_run, &maker);
             *is_odd |= maker.is_odd;
@@ -373,12 +373,12 @@ static tagc_status make_ahead(tagc_model_place *m, tagc_unit **out) {
     tagc_unit_label(model, number_of(u), u->members[0], label);
     tagc_unit_options options = {.struct_bytes = sizeof options,
                                  .what = label,
-                                 .element = o->gradient,
+                                 .element = o->formats.gradient,
                                  .factor = u->factor,
                                  .n_parts = u->n_parts,
                                  .parts = l.parts,
-                                 .n_input = a.in_bytes / tagc_element_bytes(o->gradient),
-                                 .n_output = a.out_bytes / tagc_element_bytes(o->sum),
+                                 .n_input = a.in_bytes / tagc_element_bytes(o->formats.gradient),
+                                 .n_output = a.out_bytes / tagc_element_bytes(o->formats.sum),
                                  .n_comms = 1,
                                  .comms = {model->between},
                                  .n_sampled = n_sampled,
@@ -386,7 +386,7 @@ static tagc_status make_ahead(tagc_model_place *m, tagc_unit **out) {
                                  .numbers = l.numbers,
                                  .counts = l.counts,
                                  .places = l.places};
-    tagc_status status = tagc_unit_make(m->queue, m, &options, o->sum, overlaps(&a), out);
+    tagc_status status = tagc_unit_make(m->queue, m, &options, o->formats.sum, overlaps(&a), out);
     tagc_memory_destroy(memory);
     return status;
 }
@@ -454,8 +454,8 @@ static tagc_status take_memory(tagc_model_place *m) {
 static tagc_status take_up(tagc_model_unit *unit) {
     tagc_model_place *m = place_of(unit);
     const tagc_model_options *o = &unit->model->options;
-    size_t n_in = (size_t)tagc_unit_elems(unit, 0) * tagc_element_bytes(o->gradient),
-           n_out = (size_t)tagc_unit_elems(unit, 1) * tagc_element_bytes(o->sum);
+    size_t n_in = (size_t)tagc_unit_elems(unit, 0) * tagc_element_bytes(o->formats.gradient),
+           n_out = (size_t)tagc_unit_elems(unit, 1) * tagc_element_bytes(o->formats.sum);
     if (unit->is_there) n_in = n_out = 1;
     if (!m->bare) TAGC_TRY(tagc_unit_make_bare(m->queue, m, n_in, n_out, &m->bare));
     if (!unit->is_there || m->ahead || !m->pieces) return TAGC_OK;
@@ -500,8 +500,9 @@ static tagc_status make_copies(tagc_model_place *m) {
     const tagc_model_unit *u = m->unit;
     const tagc_model_options *o = &u->model->options;
     TAGC_TRY(remember(m));
-    m->n_in = place_pieces(m->pieces, m->n_gradients, tagc_element_bytes(o->gradient), m->copies, m->at);
-    m->n_out = place_pieces(m->pieces + m->n_gradients, m->n_sums, tagc_element_bytes(o->sum),
+    m->n_in =
+        place_pieces(m->pieces, m->n_gradients, tagc_element_bytes(o->formats.gradient), m->copies, m->at);
+    m->n_out = place_pieces(m->pieces + m->n_gradients, m->n_sums, tagc_element_bytes(o->formats.sum),
                             m->copies + m->n_gradients, m->at + m->n_gradients);
     return TAGC_OK;
 }
@@ -546,7 +547,7 @@ static void spoil(const tagc_model_place *m, const tagc_piece *sums, size_t n, v
     const tagc_queue *queue = m->queue;
     const tagc_device *on = queue->device;
     void *came = queue->buffers[m->ticket % (uint64_t)queue->n_buffers].came;
-    size_t width = tagc_element_bytes(m->unit->model->options.sum);
+    size_t width = tagc_element_bytes(m->unit->model->options.formats.sum);
     int before;
     if (n == 0 || tagc_device_enter(on, &before) != TAGC_OK) return;
     if (waits != TAGC_WAITS_FOR_RESULT) {

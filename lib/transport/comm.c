@@ -299,10 +299,10 @@ int tagc_comm_is_done(tagc_comm *comm, const tagc_ticket *ticket) {
 /* ---- life ---- */
 
 static const tagc_comm_options default_options = {.timeout_s = 120};
-static const tagc_sized options_struct = {"tagc_comm_options", sizeof(tagc_comm_options),
-                                          offsetof(tagc_comm_options, names) +
-                                              sizeof(const int32_t *), /* the last field of version 0.2 */
-                                          &default_options};
+static const tagc_sized options_struct = {
+    "tagc_comm_options", sizeof(tagc_comm_options),
+    offsetof(tagc_comm_options, names) + sizeof(const int32_t *), /* the last field of the first release */
+    &default_options};
 
 void tagc_comm_options_init_sized(tagc_comm_options *options, size_t struct_bytes) {
     tagc_sized_init(&options_struct, options, struct_bytes);
@@ -529,7 +529,7 @@ void tagc_comm_destroy(tagc_comm *comm) {
 static const tagc_memory nothing;
 static const tagc_sized memory_struct = {"tagc_memory", sizeof(tagc_memory),
                                          offsetof(tagc_memory, device_spare_bytes) +
-                                             sizeof(uint64_t), /* the last field of version 0.2 */
+                                             sizeof(uint64_t), /* the last field of the first release */
                                          &nothing};
 
 void tagc_memory_init_sized(tagc_memory *memory, size_t struct_bytes) {

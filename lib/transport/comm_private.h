@@ -31,7 +31,7 @@ struct tagc_comm {
     pthread_mutex_t lock; /* guards everything below, except where said */
     pthread_cond_t wake;  /* of the comm thread: signalled on post, break and stop; monotonic clock */
     pthread_cond_t done;  /* those of n_waiters wait on it; signalled when a ticket is done */
-    pthread_cond_t ended; /* of waiters: a task is done */
+    pthread_cond_t ended; /* of waiters: a task is done, or a step may take its memory (work.h) */
     int n_waiters;
     tagc_ticket *posted, **posted_end;
     uint64_t n_bytes_sent[TAGC_N_LEGS], n_bytes_received[TAGC_N_LEGS];

@@ -88,6 +88,11 @@ static tagc_work_group *find_group(const tagc_works *works, uint64_t tag) {
     return group;
 }
 
+/* With the lock: the line, the region or its gaps have changed. */
+static void wake_waiting(tagc_comm *comm, const tagc_works *works) {
+    if (works->n_waiting > 0) pthread_cond_broadcast(&comm->ended);
+}
+
 tagc_status tagc_work_open(tagc_comm *comm, const tagc_heap *heap, int kind, uint64_t tag, tagc_work *work) {
     void *works_memory, *group_memory;
     TAGC_TRY(tagc_memory_create(sizeof(tagc_works), "work memory", &works_memory));
@@ -139,6 +144,7 @@ tagc_status tagc_work_set(tagc_comm *comm, tagc_work *work, size_t n_bytes) {
         if (wanted_bytes(works) == wanted && !is_right(works, wanted)) {
             unused = retire(works->region);
             works->region = fresh;
+            wake_waiting(comm, works);
         }
         pthread_mutex_unlock(&comm->lock);
         destroy_region(works->heap, unused);
@@ -201,22 +207,37 @@ static tagc_work **find_gap(tagc_work_region *region, size_t n_bytes, size_t *be
     return region->n_bytes - *begin >= n_bytes ? link : NULL;
 }
 
-int tagc_work_take(tagc_comm *comm, tagc_work *work) {
-    if (work->n_bytes == 0 || work->memory) return 1;
+/* With the lock. */
+static int take(tagc_comm *comm, tagc_work *work) {
     tagc_works *works = work->works;
     size_t begin;
-    pthread_mutex_lock(&comm->lock);
     tagc_work **link = works->line == work ? find_gap(works->region, work->n_bytes, &begin) : NULL;
-    if (link) {
-        works->line = work->next_in_line;
-        if (!works->line) works->line_end = &works->line;
-        work->next_held = *link;
-        *link = work;
-        work->region = works->region;
-        work->memory = works->region->memory + begin;
-    }
+    if (!link) return 0;
+    works->line = work->next_in_line;
+    if (!works->line) works->line_end = &works->line;
+    work->next_held = *link;
+    *link = work;
+    work->region = works->region;
+    work->memory = works->region->memory + begin;
+    wake_waiting(comm, works);
+    return 1;
+}
+
+int tagc_work_take(tagc_comm *comm, tagc_work *work) {
+    if (work->n_bytes == 0 || work->memory) return 1;
+    pthread_mutex_lock(&comm->lock);
+    int has_memory = take(comm, work);
     pthread_mutex_unlock(&comm->lock);
-    return link != NULL;
+    return has_memory;
+}
+
+void tagc_work_wait(tagc_comm *comm, tagc_work *work) {
+    if (work->n_bytes == 0 || work->memory) return;
+    pthread_mutex_lock(&comm->lock);
+    work->works->n_waiting++;
+    while (!take(comm, work)) pthread_cond_wait(&comm->ended, &comm->lock);
+    work->works->n_waiting--;
+    pthread_mutex_unlock(&comm->lock);
 }
 
 void tagc_work_give(tagc_comm *comm, tagc_work *work) {
@@ -228,6 +249,7 @@ void tagc_work_give(tagc_comm *comm, tagc_work *work) {
     *link = work->next_held;
     work->memory = NULL;
     work->region = NULL;
+    wake_waiting(comm, work->works);
     int is_unused = region->is_old && !region->held;
     pthread_mutex_unlock(&comm->lock);
     if (is_unused) destroy_region(work->works->heap, region);

@@ -49,6 +49,8 @@ void tagc_work_close(tagc_comm *comm, tagc_work *work); /* accepts what is not o
 void tagc_work_line_up(tagc_comm *comm, tagc_work *work);
 /* Whether the step has its memory now. */
 int tagc_work_take(tagc_comm *comm, tagc_work *work);
+/* Blocks until it has: for a caller's thread, whose steps of one kind come one after the other. */
+void tagc_work_wait(tagc_comm *comm, tagc_work *work);
 void tagc_work_give(tagc_comm *comm, tagc_work *work); /* accepts one that has nothing */
 
 /* Bytes for groups of a kind of which the largest takes `most`, and all together `total`. */
@@ -59,7 +61,7 @@ uint64_t tagc_works_bytes(tagc_comm *comm, const tagc_heap *heap);
 /* With the comm's lock. */
 struct tagc_works {
     const tagc_heap *heap;
-    int kind, n_users;
+    int kind, n_users, n_waiting;
     tagc_work_group *groups;
     tagc_work_region *region;
     tagc_work *line, **line_end; /* steps that wait for their memory */

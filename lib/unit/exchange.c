@@ -10,14 +10,13 @@
 #include "unit/unit.h"
 
 #include <math.h>
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 
 static const tagc_model_stats no_stats;
 static const tagc_sized stats_struct = {"tagc_model_stats", sizeof(tagc_model_stats),
                                         offsetof(tagc_model_stats, failed_here) +
-                                            sizeof(uint64_t), /* the last field of version 0.3 */
+                                            sizeof(uint64_t), /* the last field of the first release */
                                         &no_stats};
 
 void tagc_model_stats_init_sized(tagc_model_stats *stats, size_t struct_bytes) {
@@ -35,13 +34,13 @@ static const float largest_fp16 = 65504;
 
 static int is_mean_in_fp16(const tagc_model_part *part) {
     const tagc_model_options *o = &part->model->options;
-    return o->sum == TAGC_ELEMENT_FP16 && o->op == TAGC_OP_AVG && part->unit->factor == 1;
+    return o->formats.sum == TAGC_ELEMENT_FP16 && o->op == TAGC_OP_AVG && part->unit->factor == 1;
 }
 
 /* Elements of the reducer's output. */
 static uint64_t output_elems(const tagc_model_part *part) {
     uint64_t n = tagc_part_place_elems(part);
-    return part->model->options.output == TAGC_OUTPUT_SHARD ? n / (uint64_t)part->model->n_hosts : n;
+    return part->model->options.layout.output == TAGC_OUTPUT_SHARD ? n / (uint64_t)part->model->n_hosts : n;
 }
 
 /* Notes what a sum has beyond the largest fp16. This is rare, so its memory is not there before. */
@@ -140,7 +139,7 @@ static tagc_status start_host_sum(void *context, const void **lent) {
 
 static void fill_host_sum(void *context, size_t row, size_t first, size_t n, void *values) {
     const tagc_model_part *part = context;
-    int is_bf16 = part->model->options.gradient == TAGC_ELEMENT_BF16;
+    int is_bf16 = part->model->options.formats.gradient == TAGC_ELEMENT_BF16;
     tagc_part_read(part, row * tagc_part_place_elems(part) + first, n,
                    is_bf16 ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32, values);
 }
@@ -279,7 +278,7 @@ static tagc_status check_places(const tagc_model *model, const tagc_piece *piece
 /* Of flats in arrays of the caller's: one for each part. */
 static tagc_status check_arrays(tagc_model *model, uint32_t unit, const tagc_piece *pieces, size_t n,
                                 const char *what, int is_sum) {
-    int is_chunk = is_sum && model->options.output != TAGC_OUTPUT_UNIT;
+    int is_chunk = is_sum && model->options.layout.output != TAGC_OUTPUT_UNIT;
     tagc_model_unit *u = &model->units[unit];
     for (uint32_t p = 0; p < u->n_parts; p++) {
         tagc_model_part *part = &u->parts[p];
@@ -325,7 +324,7 @@ static tagc_status begin_plain(tagc_model_part *part) {
     TAGC_TRY(tagc_part_sample(part));
     if (part->n_full > 0) part->square = tagc_elements_square(part->gradient, TAGC_ELEMENT_FP32, 0, n_elems);
     return tagc_reducer_begin(part->reducer, part->gradient, n_elems, part->sums,
-                              model->options.output == TAGC_OUTPUT_UNIT ? n_elems : part->width);
+                              model->options.layout.output == TAGC_OUTPUT_UNIT ? n_elems : part->width);
 }
 
 static tagc_status begin_there(tagc_model_part *part) {
@@ -393,7 +392,7 @@ static tagc_status end_parts(tagc_model_unit *unit, tagc_model_stats *out) {
 }
 
 tagc_status tagc_model_make_spread(tagc_model *model) {
-    if (!tagc_model_adds_up(model) || model->options.output != TAGC_OUTPUT_UNIT) return TAGC_OK;
+    if (!tagc_model_adds_up(model) || model->options.layout.output != TAGC_OUTPUT_UNIT) return TAGC_OK;
     TAGC_TRY(
         tagc_work_open(model->within, &tagc_host_arrays.heap, TAGC_WORK_SPREAD, TAGC_NO_TAG, &model->spread));
     return tagc_work_set(model->within, &model->spread, (size_t)(1 + model->n_places) * TAGC_SPREAD_BYTES);
@@ -401,7 +400,7 @@ tagc_status tagc_model_make_spread(tagc_model *model) {
 
 /* The ranks of a host send each other the sums of their places, slice by slice. */
 static tagc_status spread_part(tagc_model *model, const tagc_model_part *part, tagc_model_stats *stats) {
-    size_t width = tagc_element_bytes(model->options.sum), most = TAGC_SPREAD_BYTES / width;
+    size_t width = tagc_element_bytes(model->options.formats.sum), most = TAGC_SPREAD_BYTES / width;
     uint64_t n_place = tagc_part_place_elems(part), own = (uint64_t)model->place * n_place;
     char *sent = model->spread.memory, *all = sent + TAGC_SPREAD_BYTES;
     for (uint64_t at = 0, n; at < n_place; at += n) {
@@ -412,7 +411,7 @@ static tagc_status spread_part(tagc_model *model, const tagc_model_part *part, t
         stats->n_bytes_within += n * width * (uint64_t)(model->n_places - 1);
         for (int place = 0; place < model->n_places; place++)
             if (place != model->place)
-                tagc_part_write(part, (uint64_t)place * n_place + at, n, model->options.sum,
+                tagc_part_write(part, (uint64_t)place * n_place + at, n, model->options.formats.sum,
                                 all + (size_t)place * n * width);
     }
     return TAGC_OK;
@@ -423,7 +422,7 @@ static tagc_status spread(tagc_model_unit *unit, tagc_model_stats *stats) {
     tagc_model *model = unit->model;
     tagc_status status = TAGC_OK;
     tagc_work_line_up(model->within, &model->spread);
-    while (!tagc_work_take(model->within, &model->spread)) sched_yield();
+    tagc_work_wait(model->within, &model->spread);
     for (uint32_t p = 0; p < unit->n_parts && status == TAGC_OK; p++)
         status = spread_part(model, &unit->parts[p], stats);
     tagc_work_give(model->within, &model->spread);
@@ -530,7 +529,7 @@ static void take_pieces(tagc_model *model, uint32_t number, const tagc_piece *gr
                         const tagc_piece *sums, size_t n_sums) {
     tagc_model_unit *unit = &model->units[number];
     unit->status = TAGC_OK;
-    if (model->options.cut == TAGC_CUT_FLAT_ARRAYS) {
+    if (model->options.layout.cut == TAGC_CUT_FLAT_ARRAYS) {
         note(unit, check_arrays(model, number, gradients, n_gradients, "gradients", 0));
         note(unit, check_arrays(model, number, sums, n_sums, "sums", 1));
         gradients = sums = NULL;
@@ -539,7 +538,7 @@ static void take_pieces(tagc_model *model, uint32_t number, const tagc_piece *gr
     /* Both, also after a failure: their counts are those of this exchange from here on. */
     note(unit, tagc_unit_check_pieces(model, number, gradients, n_gradients, "gradients", 0));
     note(unit, tagc_unit_check_pieces(model, number, sums, n_sums, "sums", 1));
-    if (unit->status == TAGC_OK && model->within && model->options.summed)
+    if (unit->status == TAGC_OK && model->within && model->options.hosts.summed)
         note(unit, check_places(model, gradients, n_gradients));
     unit->gradients = tagc_pieces_of(gradients);
     unit->n_gradients = n_gradients;
@@ -644,7 +643,7 @@ tagc_status tagc_model_set_word(tagc_model *model, uint32_t number, uint64_t wor
 tagc_status tagc_model_set_factor(tagc_model *model, uint32_t number, double factor) {
     TAGC_TRY(tagc_unit_check(model, number, "set_factor", 0));
     if (!isfinite(factor)) return tagc_fail(TAGC_ERR_ARGUMENT, "factor is %g, must be finite", factor);
-    if (factor != 1 && model->options.cut == TAGC_CUT_FLAT_ARRAYS)
+    if (factor != 1 && model->options.layout.cut == TAGC_CUT_FLAT_ARRAYS)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "set_factor: cut is FLAT_ARRAYS");
     model->units[number].factor = (float)factor;
     return TAGC_OK;

@@ -23,7 +23,7 @@ static int class_has_levels(const tagc_model *model, tagc_class kind) {
 static tagc_schedule_plan fixed_plan(const tagc_model *model, tagc_class kind) {
     const tagc_schedule_options *o = &model->schedule_options;
     tagc_schedule_plan plan = {.level = TAGC_LEVEL_LAST, .moment = 1};
-    plan.format = kind == TAGC_CLASS_DENSE  ? (tagc_format)model->options.dense_format
+    plan.format = kind == TAGC_CLASS_DENSE  ? (tagc_format)model->options.formats.dense
                   : kind == TAGC_CLASS_MILD ? o->mild_format
                                             : o->format;
     plan.sparsity = kind == TAGC_CLASS_DENSE ? 0 : kind == TAGC_CLASS_MILD ? o->mild_sparsity : o->sparsity;
@@ -41,7 +41,7 @@ static tagc_status describe(tagc_model *model, tagc_schedule_parameter *describe
         t->is_scheduled = t->kind != TAGC_CLASS_DENSE;
         t->is_followed = class_has_levels(model, t->kind);
         if (!t->is_scheduled) continue;
-        t->parameter = tagc_model_is_following(model) ? model->options.numbers[i] : n;
+        t->parameter = tagc_model_is_following(model) ? model->options.schedule.numbers[i] : n;
         described[n++] = (tagc_schedule_parameter){t->name, t->n_elems, t->kind};
         if (!t->is_followed) continue;
         t->first_sample = n_positions;
@@ -51,13 +51,13 @@ static tagc_status describe(tagc_model *model, tagc_schedule_parameter *describe
     }
     if (n == 0) return TAGC_OK;
     if (tagc_model_is_following(model)) {
-        model->schedule = model->options.follows;
-        model->options.numbers = NULL; /* the caller's */
+        model->schedule = model->options.schedule.follows;
+        model->options.schedule.numbers = NULL; /* the caller's */
         return TAGC_OK;
     }
     TAGC_TRY(tagc_schedule_create(&model->schedule_options, described, n, &model->schedule));
     for (uint32_t i = 0; i < n; i++)
-        TAGC_TRY(tagc_schedule_set_moment(model->schedule, i, (tagc_moment)model->options.moment));
+        TAGC_TRY(tagc_schedule_set_moment(model->schedule, i, (tagc_moment)model->options.schedule.moment));
     return TAGC_OK;
 }
 
@@ -415,7 +415,7 @@ tagc_status tagc_model_take_up(tagc_model *model) {
 
 tagc_status tagc_model_check_own_schedule(const tagc_model *model, const char *what) {
     if (!tagc_model_is_following(model)) return TAGC_OK;
-    return tagc_fail(TAGC_ERR_STATE, "%s: the schedule is the caller's (options.follows)", what);
+    return tagc_fail(TAGC_ERR_STATE, "%s: the schedule is the caller's (options.schedule.follows)", what);
 }
 
 tagc_status tagc_model_follow(tagc_model *model) {

@@ -16,7 +16,7 @@
 #include <string.h>
 
 static int has_rows_of_hosts(const tagc_model *model) {
-    return model->options.output == TAGC_OUTPUT_SHARD;
+    return model->options.layout.output == TAGC_OUTPUT_SHARD;
 }
 
 uint64_t tagc_part_place_elems(const tagc_model_part *part) {
@@ -132,7 +132,7 @@ static stretch stretch_at(const tagc_model_part *part, uint64_t at, uint64_t end
 /* A stretch of the caller's array of a flat: *n elements from position `at` on lie there side by side. */
 static float *in_array(const tagc_model_part *part, int is_sums, uint64_t at, uint64_t *n) {
     uint64_t owner = owner_of(part->model, at / part->width), in_row = at % part->width;
-    int is_chunk = is_sums && part->model->options.output != TAGC_OUTPUT_UNIT; /* the rank's own */
+    int is_chunk = is_sums && part->model->options.layout.output != TAGC_OUTPUT_UNIT; /* the rank's own */
     if (*n > part->width - in_row) *n = part->width - in_row;
     float *array = is_sums ? part->sums : (float *)(uintptr_t)part->gradient;
     return array + (is_chunk ? 0 : owner * part->width) + in_row;
@@ -182,7 +182,7 @@ static void read_pieces(const tagc_piece *pieces, size_t n_pieces, int from, uin
 static void read_part(const tagc_model_part *part, int is_sums, uint64_t begin, uint64_t n, int element,
                       void *values) {
     const tagc_model_unit *unit = part->unit;
-    int from = is_sums ? part->model->options.sum : part->model->options.gradient;
+    int from = is_sums ? part->model->options.formats.sum : part->model->options.formats.gradient;
     uint32_t hint = 0;
     for (uint64_t at = begin, n_here; part->gradient && at < begin + n; at += n_here) {
         n_here = begin + n - at;
@@ -208,7 +208,7 @@ void tagc_part_read(const tagc_model_part *part, uint64_t begin, uint64_t n, int
 }
 
 void tagc_part_read_sums(const tagc_model_part *part, uint64_t begin, uint64_t n, void *values) {
-    read_part(part, 1, begin, n, part->model->options.sum, values);
+    read_part(part, 1, begin, n, part->model->options.formats.sum, values);
 }
 
 /* Returns how many of the elements have a piece. values: fp32 or as pieces are; NULL: NaN. */
@@ -257,8 +257,9 @@ void tagc_part_write(const tagc_model_part *part, uint64_t begin, uint64_t n, in
     for (uint64_t at = begin; at < begin + n;) {
         stretch s = stretch_at(part, at, begin + n, &hint);
         if (s.n_real > 0)
-            write_pieces(part->unit->sums + s.tensor->first_sum, s.tensor->n_sums, part->model->options.sum,
-                         s.first, s.n_real, element, values ? at_element(values, element, at - begin) : NULL);
+            write_pieces(part->unit->sums + s.tensor->first_sum, s.tensor->n_sums,
+                         part->model->options.formats.sum, s.first, s.n_real, element,
+                         values ? at_element(values, element, at - begin) : NULL);
         at += s.n;
     }
 }
@@ -287,8 +288,9 @@ void tagc_part_write_gradient(const tagc_model_part *part, uint64_t begin, uint6
         const float *from = values ? values + (at - begin) : NULL;
         at += s.n;
         if (!pieces) continue;
-        uint64_t n_written = write_pieces(pieces, s.tensor->n_gradients, part->model->options.gradient,
-                                          s.first, s.n_real, TAGC_ELEMENT_FP32, from);
+        uint64_t n_written =
+            write_pieces(pieces, s.tensor->n_gradients, part->model->options.formats.gradient, s.first,
+                         s.n_real, TAGC_ELEMENT_FP32, from);
         if (from && n_written < s.n_real &&
             is_any_lost(pieces, s.tensor->n_gradients, s.first, s.n_real, from))
             *lacks = s.tensor;
@@ -300,14 +302,14 @@ const void *tagc_member_at(const tagc_model *model, const tagc_model_unit *unit,
     const tagc_piece *pieces = unit->gradients + tensor->first_gradient;
     const tagc_piece *piece = piece_behind(pieces, tensor->n_gradients, element);
     if (piece == pieces + tensor->n_gradients || piece->first > element) return NULL;
-    return at_element(piece->values, model->options.gradient, element - piece->first);
+    return at_element(piece->values, model->options.formats.gradient, element - piece->first);
 }
 
 float tagc_member_read(const tagc_model *model, const tagc_model_unit *unit, const tagc_member *tensor,
                        uint64_t element) {
     if (tensor->part->gradient) return tensor->part->gradient[tensor->offset + element];
     const void *at = tagc_member_at(model, unit, tensor, element);
-    return at ? tagc_element_read(at, model->options.gradient, 0) : 0;
+    return at ? tagc_element_read(at, model->options.formats.gradient, 0) : 0;
 }
 
 /* ---- for a device ---- */
@@ -348,7 +350,7 @@ void tagc_part_runs(const tagc_model_part *part, int is_sums, tagc_run_fn visit,
     const tagc_model *model = part->model;
     run_of_piece run = {.begin = is_sums ? tagc_part_own_row(part)
                                          : tagc_part_place_elems(part) * (uint64_t)model->place,
-                        .element = is_sums ? model->options.sum : model->options.gradient,
+                        .element = is_sums ? model->options.formats.sum : model->options.formats.gradient,
                         .visit = visit,
                         .context = context};
     for (uint32_t i = 0; i < part->n_members; i++) {
@@ -362,7 +364,7 @@ void tagc_part_runs(const tagc_model_part *part, int is_sums, tagc_run_fn visit,
 
 uint64_t tagc_unit_elems(const tagc_model_unit *unit, int is_sums) {
     const tagc_model *model = unit->model;
-    int is_by_place = !is_sums && model->within && model->options.summed;
+    int is_by_place = !is_sums && model->within && model->options.hosts.summed;
     uint64_t n_all = 0;
     for (uint32_t i = 0; i < unit->n_members; i++) {
         const tagc_member *t = &model->tensors[unit->members[i]];
@@ -406,7 +408,7 @@ int tagc_member_is_zero(const tagc_model *model, const tagc_model_unit *unit, co
         const tagc_piece *piece = &unit->gradients[tensor->first_gradient + p];
         for (uint64_t at = 0, n; at < piece->n_elems; at += n) {
             n = piece->n_elems - at < N_READ ? piece->n_elems - at : N_READ;
-            tagc_elements_read(piece->values, model->options.gradient, at, n, values);
+            tagc_elements_read(piece->values, model->options.formats.gradient, at, n, values);
             for (uint64_t i = 0; i < n; i++)
                 if (!(values[i] == 0)) return 0;
         }
@@ -419,7 +421,7 @@ void tagc_member_owned(const tagc_model *model, int rank, const tagc_member *ten
     uint64_t owner = (uint64_t)(rank % model->n_owners); /* the place, where a host's ranks are owners */
     *first = 0;
     *n = tensor->n_elems;
-    if (model->options.output == TAGC_OUTPUT_UNIT) return;
+    if (model->options.layout.output == TAGC_OUTPUT_UNIT) return;
     tagc_slot slot = tagc_member_slot(model, tensor, owner);
     *first = slot.n > 0 ? slot.first : 0;
     *n = slot.n;
@@ -507,7 +509,7 @@ static void place_tables(tagc_model *model, tagc_arena *arena, size_t name_bytes
     model->numbers = tagc_arena_take(arena, n, sizeof *model->numbers);
     model->counts = tagc_arena_take(arena, n, sizeof *model->counts);
     model->full = tagc_arena_take(arena, n, sizeof *model->full);
-    if (model->options.cut != TAGC_CUT_RANGES) return;
+    if (model->options.layout.cut != TAGC_CUT_RANGES) return;
     model->ranges = tagc_arena_take(arena, n * ((size_t)model->n_owners + 1), sizeof *model->ranges);
     model->offsets = tagc_arena_take(arena, n * (size_t)model->n_owners, sizeof *model->offsets);
 }
@@ -521,11 +523,11 @@ static tagc_status fill_tensor(tagc_model *model, const tagc_tensor *t, tagc_mem
     int is_by_name = t->kind == TAGC_CLASS_BY_NAME;
     out->name = name;
     out->unit = t->unit;
-    if (model->options.cut == TAGC_CUT_ROWS)
+    if (model->options.layout.cut == TAGC_CUT_ROWS)
         out->chunk = (n_rows + n_owners - 1) / n_owners * (out->n_elems / n_rows);
     out->kind = is_by_name ? TAGC_CLASS_DENSE : (tagc_class)t->kind;
     if (!is_by_name) return TAGC_OK;
-    return tagc_classify(t->name, t->shape, t->n_dims, model->options.min_elems, &out->kind, NULL);
+    return tagc_classify(t->name, t->shape, t->n_dims, model->options.layout.min_elems, &out->kind, NULL);
 }
 
 /* Copies the ranges of tensor i. */
@@ -533,7 +535,7 @@ static tagc_status fill_ranges(tagc_model *model, size_t i) {
     size_t n_owners = (size_t)model->n_owners;
     tagc_member *t = &model->tensors[i];
     uint64_t *begins = model->ranges + i * (n_owners + 1);
-    memcpy(begins, model->options.ranges + i * (n_owners + 1), (n_owners + 1) * sizeof *begins);
+    memcpy(begins, model->options.layout.ranges + i * (n_owners + 1), (n_owners + 1) * sizeof *begins);
     int is_whole = begins[0] == 0 && begins[n_owners] == t->n_elems;
     for (size_t owner = 0; owner < n_owners; owner++) is_whole &= begins[owner] <= begins[owner + 1];
     if (!is_whole)
@@ -595,10 +597,10 @@ tagc_status tagc_model_lay_out(tagc_model *model, const tagc_tensor *tensors, si
         TAGC_TRY(check_tensor(&tensors[i], i, n_tensors, &out->n_elems));
         TAGC_TRY(fill_tensor(model, &tensors[i], out, names));
         if (model->ranges) TAGC_TRY(fill_ranges(model, i));
-        out->apart = model->options.apart ? model->options.apart[i] : 0;
+        out->apart = model->options.layout.apart ? model->options.layout.apart[i] : 0;
         names += n_bytes;
     }
-    model->options.apart = NULL; /* the caller's */
-    model->options.ranges = NULL;
+    model->options.layout.apart = NULL; /* the caller's */
+    model->options.layout.ranges = NULL;
     return fill_units(model, members);
 }

@@ -8,22 +8,23 @@
 #include <string.h>
 #include <unistd.h>
 
-static const tagc_model_options default_options = {.moment = TAGC_MOMENT_STAYS,
-                                                   .output = TAGC_OUTPUT_SHARD,
-                                                   .op = TAGC_OP_AVG,
-                                                   .gradient = TAGC_ELEMENT_FP32,
-                                                   .sum = TAGC_ELEMENT_FP32,
-                                                   .dense_format = TAGC_FORMAT_FP32,
-                                                   .residual = -1,
-                                                   .min_elems = TAGC_CLASS_MIN_ELEMS,
-                                                   .n_threads = 1,
-                                                   .exchange = TAGC_EXCHANGE_DIRECT,
-                                                   .result_format = -1,
-                                                   .result_sparsity = -1,
-                                                   .within_format = -1};
+static const tagc_model_options default_options = {
+    .op = TAGC_OP_AVG,
+    .n_threads = 1,
+    .exchange = TAGC_EXCHANGE_DIRECT,
+    .schedule = {.moment = TAGC_MOMENT_STAYS},
+    .layout = {.output = TAGC_OUTPUT_SHARD, .cut = TAGC_CUT_ROWS, .min_elems = TAGC_CLASS_MIN_ELEMS},
+    .formats = {.gradient = TAGC_ELEMENT_FP32,
+                .sum = TAGC_ELEMENT_FP32,
+                .dense = TAGC_FORMAT_FP32,
+                .residual = -1,
+                .result = -1,
+                .result_sparsity = -1},
+    .hosts = {.format = -1},
+};
 static const tagc_sized options_struct = {"tagc_model_options", sizeof(tagc_model_options),
-                                          offsetof(tagc_model_options, ranges) +
-                                              sizeof(uint64_t *), /* the last field of version 0.3 */
+                                          offsetof(tagc_model_options, name) +
+                                              sizeof(char *), /* the last field of the first release */
                                           &default_options};
 
 void tagc_model_options_init_sized(tagc_model_options *options, size_t struct_bytes) {
@@ -38,44 +39,47 @@ static tagc_status check_choice(const char *name, int value, int low, int high) 
 }
 
 static tagc_status check_options(const tagc_model_options *o, int n_places) {
-    TAGC_TRY(check_choice("moment", o->moment, TAGC_MOMENT_STAYS, TAGC_MOMENT_NONE));
-    TAGC_TRY(check_choice("output", o->output, TAGC_OUTPUT_SHARD, TAGC_OUTPUT_HOST_SHARD));
+    TAGC_TRY(check_choice("schedule.moment", o->schedule.moment, TAGC_MOMENT_STAYS, TAGC_MOMENT_NONE));
+    TAGC_TRY(check_choice("layout.output", o->layout.output, TAGC_OUTPUT_SHARD, TAGC_OUTPUT_HOST_SHARD));
     TAGC_TRY(check_choice("op", o->op, TAGC_OP_AVG, TAGC_OP_SUM));
-    TAGC_TRY(check_choice("gradient", o->gradient, TAGC_ELEMENT_FP32, TAGC_ELEMENT_FP16));
-    TAGC_TRY(check_choice("sum", o->sum, TAGC_ELEMENT_FP32, TAGC_ELEMENT_FP16));
-    TAGC_TRY(check_choice("dense_format", o->dense_format, TAGC_FORMAT_FP32, TAGC_FORMAT_BF16));
+    TAGC_TRY(check_choice("formats.gradient", o->formats.gradient, TAGC_ELEMENT_FP32, TAGC_ELEMENT_FP16));
+    TAGC_TRY(check_choice("formats.sum", o->formats.sum, TAGC_ELEMENT_FP32, TAGC_ELEMENT_FP16));
+    TAGC_TRY(check_choice("formats.dense", o->formats.dense, TAGC_FORMAT_FP32, TAGC_FORMAT_BF16));
     TAGC_TRY(check_choice("n_threads", o->n_threads, 1, 256));
     TAGC_TRY(check_choice("exchange", o->exchange, TAGC_EXCHANGE_SKETCH, TAGC_EXCHANGE_DIRECT));
-    TAGC_TRY(check_choice("rests", (int)o->rests, 0, 1));
-    TAGC_TRY(check_choice("summed", (int)o->summed, 0, 1));
-    if (o->summed && n_places > 1 && o->output == TAGC_OUTPUT_UNIT)
+    TAGC_TRY(check_choice("rests", o->rests, 0, 1));
+    TAGC_TRY(check_choice("hosts.summed", o->hosts.summed, 0, 1));
+    if (o->hosts.summed && n_places > 1 && o->layout.output == TAGC_OUTPUT_UNIT)
         return tagc_fail(
             TAGC_ERR_UNSUPPORTED,
             "summed with output UNIT: take HOST_SHARD, and send the host's ranks what each gets");
-    if (o->summed && o->cut == TAGC_CUT_FLAT_ARRAYS)
+    if (o->hosts.summed && o->layout.cut == TAGC_CUT_FLAT_ARRAYS)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "summed with cut FLAT_ARRAYS, which are whole: take FLAT");
-    if (o->residual != -1 && o->residual != TAGC_FORMAT_FP32 && o->residual != TAGC_FORMAT_INT8 &&
-        o->residual != TAGC_FORMAT_INT4)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "residual is %d, must be -1, FP32, INT8 or INT4", o->residual);
-    TAGC_TRY(check_choice("within_format", o->within_format, -1, TAGC_FORMAT_BF16));
-    TAGC_TRY(check_choice("cut", o->cut, TAGC_CUT_ROWS, TAGC_CUT_RANGES));
-    if (o->cut == TAGC_CUT_FLAT_ARRAYS && (o->gradient != TAGC_ELEMENT_FP32 || o->sum != TAGC_ELEMENT_FP32))
+    if (o->formats.residual != -1 && o->formats.residual != TAGC_FORMAT_FP32 &&
+        o->formats.residual != TAGC_FORMAT_INT8 && o->formats.residual != TAGC_FORMAT_INT4)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "formats.residual is %d, must be -1, FP32, INT8 or INT4",
+                         o->formats.residual);
+    TAGC_TRY(check_choice("hosts.format", o->hosts.format, -1, TAGC_FORMAT_BF16));
+    TAGC_TRY(check_choice("layout.cut", o->layout.cut, TAGC_CUT_ROWS, TAGC_CUT_RANGES));
+    if (o->layout.cut == TAGC_CUT_FLAT_ARRAYS &&
+        (o->formats.gradient != TAGC_ELEMENT_FP32 || o->formats.sum != TAGC_ELEMENT_FP32))
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "cut is FLAT_ARRAYS, which are fp32, but gradient is %d and sum %d", o->gradient,
-                         o->sum);
-    if (!o->follows != !o->numbers)
+                         "cut is FLAT_ARRAYS, which are fp32, but gradient is %d and sum %d",
+                         o->formats.gradient, o->formats.sum);
+    if (!o->schedule.follows != !o->schedule.numbers)
         return tagc_fail(TAGC_ERR_ARGUMENT, "follows and numbers: one is NULL, and the other is not");
-    if ((o->cut == TAGC_CUT_FLAT || o->cut == TAGC_CUT_FLAT_ARRAYS) && (o->follows || o->rests))
+    if ((o->layout.cut == TAGC_CUT_FLAT || o->layout.cut == TAGC_CUT_FLAT_ARRAYS) &&
+        (o->schedule.follows || o->rests))
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "follows and rests need the cut ROWS or RANGES");
-    if ((o->cut == TAGC_CUT_RANGES) != (o->ranges != NULL))
+    if ((o->layout.cut == TAGC_CUT_RANGES) != (o->layout.ranges != NULL))
         return tagc_fail(TAGC_ERR_ARGUMENT, "cut is %d, and ranges %s: RANGES needs them, and no other cut",
-                         o->cut, o->ranges ? "are given" : "are NULL");
-    if (o->cut == TAGC_CUT_RANGES && o->output == TAGC_OUTPUT_UNIT)
+                         o->layout.cut, o->layout.ranges ? "are given" : "are NULL");
+    if (o->layout.cut == TAGC_CUT_RANGES && o->layout.output == TAGC_OUTPUT_UNIT)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "cut is RANGES, and output UNIT, of which nobody owns a part");
     int is_paper = o->exchange == TAGC_EXCHANGE_SKETCH || o->exchange == TAGC_EXCHANGE_PACKED;
     if (o->paper && !is_paper)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "paper is set, but exchange is none of the paper's");
-    if (is_paper && o->residual > TAGC_FORMAT_FP32)
+    if (is_paper && o->formats.residual > TAGC_FORMAT_FP32)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is one of the paper's, which have residual FP32");
     return TAGC_OK;
 }
@@ -83,13 +87,13 @@ static tagc_status check_options(const tagc_model_options *o, int n_places) {
 /* What a device cannot do. */
 static tagc_status check_device(const tagc_model *model) {
     const tagc_model_options *o = &model->options;
-    if (o->cut == TAGC_CUT_FLAT_ARRAYS)
+    if (o->layout.cut == TAGC_CUT_FLAT_ARRAYS)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "cut is FLAT_ARRAYS, which are in host memory: take FLAT");
     if (!model->device->has_kernels(model->queue)) return TAGC_OK;
     if (o->rests) return tagc_fail(TAGC_ERR_UNSUPPORTED, "rests needs a queue without kernels");
     if (tagc_model_adds_up(model))
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "kernels do not add up within a host: the caller does (options.summed)");
+                         "kernels do not add up within a host: the caller does (options.hosts.summed)");
     return TAGC_OK;
 }
 
@@ -100,11 +104,11 @@ static tagc_status read_options(tagc_model *model, const tagc_model_options *fro
     TAGC_TRY(check_options(o, model->n_places));
     if (model->device) TAGC_TRY(check_device(model));
     tagc_schedule_options_init(&model->schedule_options);
-    if (o->schedule)
-        model->schedule_options = *o->schedule;
+    if (o->schedule.options)
+        model->schedule_options = *o->schedule.options;
     else
         model->schedule_options.fresh = 1;
-    o->schedule = NULL;
+    o->schedule.options = NULL;
     if (o->name) snprintf(model->name, sizeof model->name, "%s", o->name);
     o->name = NULL;
     return TAGC_OK;
@@ -268,11 +272,12 @@ static uint64_t mix(uint64_t sum, const void *bytes, size_t n_bytes) {
 static tagc_status compare(tagc_model *model) {
     const tagc_model_options *o = &model->options;
     const tagc_schedule_options *s = &model->schedule_options;
-    int choices[] = {o->moment,        o->output,           o->op,           o->dense_format, o->residual,
-                     o->exchange,      s->gentle,           s->fresh,        o->rests,        (int)s->format,
-                     o->result_format, (int)s->mild_format, model->n_hosts,  model->n_places, o->cut,
-                     o->block,         (int)o->summed,      o->within_format};
-    double numbers[] = {s->sparsity, s->mild_sparsity, s->short_beta1, o->result_sparsity};
+    int choices[] = {
+        o->schedule.moment, o->layout.output,    o->op,          o->formats.dense, o->formats.residual,
+        o->exchange,        s->gentle,           s->fresh,       o->rests,         (int)s->format,
+        o->formats.result,  (int)s->mild_format, model->n_hosts, model->n_places,  o->layout.cut,
+        o->formats.block,   o->hosts.summed,     o->hosts.format};
+    double numbers[] = {s->sparsity, s->mild_sparsity, s->short_beta1, o->formats.result_sparsity};
     uint64_t sum = mix(0, choices, sizeof choices);
     sum = mix(sum, numbers, sizeof numbers);
     for (uint32_t i = 0; i < model->n_tensors; i++) {
@@ -298,8 +303,9 @@ static tagc_status make_locally(tagc_model *model, const tagc_tensor *tensors, s
                                 const tagc_model_options *options) {
     TAGC_TRY(tagc_cpu_check());
     TAGC_TRY(read_options(model, options));
-    model->n_owners = model->options.output == TAGC_OUTPUT_SHARD ? model->world_size
-                                                                 : model->n_places; /* that exchange it */
+    model->n_owners = model->options.layout.output == TAGC_OUTPUT_SHARD
+                          ? model->world_size
+                          : model->n_places; /* that exchange it */
     TAGC_TRY(tagc_model_lay_out(model, tensors, n_tensors));
     TAGC_TRY(tagc_model_make_spread(model));
     TAGC_TRY(tagc_model_open_schedule(model));

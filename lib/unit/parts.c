@@ -26,12 +26,12 @@ static int is_dense(const tagc_model_part *part) {
 
 /* Of a dense part: that of its class. */
 static int format_of(const tagc_model_part *part) {
-    return is_dense(part) ? part->model->options.dense_format : (int)part->plan.format;
+    return is_dense(part) ? part->model->options.formats.dense : (int)part->plan.format;
 }
 
 /* direct can, the other exchanges read fp32. */
 int tagc_part_reads_bf16(const tagc_model_part *part) {
-    return part->model->options.gradient == TAGC_ELEMENT_BF16 && !is_paper(part) && !is_dense(part);
+    return part->model->options.formats.gradient == TAGC_ELEMENT_BF16 && !is_paper(part) && !is_dense(part);
 }
 
 /* ---- one part ---- */
@@ -71,7 +71,7 @@ void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *o) {
     o->n_elems = tagc_part_place_elems(part);
     o->tag = tag_of(part);
     o->op = model->options.op;
-    o->output = model->options.output == TAGC_OUTPUT_SHARD ? TAGC_OUTPUT_SHARD : TAGC_OUTPUT_UNIT;
+    o->output = model->options.layout.output == TAGC_OUTPUT_SHARD ? TAGC_OUTPUT_SHARD : TAGC_OUTPUT_UNIT;
     o->n_threads = model->options.n_threads;
     o->rounding_seed = seed_of(part);
     if (is_paper(part)) {
@@ -85,16 +85,16 @@ void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *o) {
     o->exchange = TAGC_EXCHANGE_DIRECT;
     o->sparsity = 0;
     if (is_dense(part)) return;
-    o->residual = asked->residual;
+    o->residual = asked->formats.residual;
     o->gradient = tagc_part_reads_bf16(part) ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
     if (model->within && model->n_hosts == 1) return;
     o->sparsity = part->plan.sparsity;
-    if (o->format >= TAGC_FORMAT_INT8) o->block = asked->block;
+    if (o->format >= TAGC_FORMAT_INT8) o->block = asked->formats.block;
     if (part->plan.block > 0 && (o->block == 0 || (part->is_followed && o->block > part->plan.block)))
         o->block = part->plan.block;
     if (!is_compressed(part) || (part->is_followed && part->plan.sparsity == 0)) return;
-    o->result_format = asked->result_format;
-    o->result_sparsity = asked->result_sparsity;
+    o->result_format = asked->formats.result;
+    o->result_sparsity = asked->formats.result_sparsity;
 }
 
 /* Ranks of a host add up in fp32. */
@@ -105,10 +105,10 @@ void tagc_part_host_options(const tagc_model_part *part, tagc_reducer_options *o
     o->tag = tag_of(part);
     o->op = model->options.op;
     o->sparsity = 0;
-    o->format = model->options.within_format >= 0     ? model->options.within_format
+    o->format = model->options.hosts.format >= 0      ? model->options.hosts.format
                 : format_of(part) == TAGC_FORMAT_FP32 ? TAGC_FORMAT_FP32
                                                       : TAGC_FORMAT_BF16;
-    o->gradient = model->options.gradient == TAGC_ELEMENT_BF16 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
+    o->gradient = model->options.formats.gradient == TAGC_ELEMENT_BF16 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
     o->n_threads = model->options.n_threads;
 }
 

@@ -102,7 +102,7 @@ static tagc_status write_all(const tagc_model *model, writer *w) {
                            (uint64_t)model->n_hosts,
                            (uint64_t)model->n_places,
                            (uint64_t)model->rank,
-                           (uint64_t)model->options.output,
+                           (uint64_t)model->options.layout.output,
                            (uint64_t)model->options.op,
                            model->run,
                            model->n_steps,
@@ -292,7 +292,7 @@ static tagc_status read_file(const void *bytes, size_t n_bytes, saved_file *file
 
 static int is_same_world(const tagc_model *model, const saved_header *h) {
     return h->n_hosts == (uint64_t)model->n_hosts && h->n_places == (uint64_t)model->n_places &&
-           h->output == (uint64_t)model->options.output;
+           h->output == (uint64_t)model->options.layout.output;
 }
 
 static int is_taken(const tagc_model *model, const saved_header *h) {
@@ -365,7 +365,7 @@ typedef struct saved_about {
 
 static int is_same(const tagc_model *model, const saved_about *about) {
     return about->n_hosts == (uint64_t)model->n_hosts && about->n_places == (uint64_t)model->n_places &&
-           about->output == (uint64_t)model->options.output;
+           about->output == (uint64_t)model->options.layout.output;
 }
 
 static tagc_status compare_over(tagc_comm *comm, const saved_about *own, saved_about *any) {

@@ -153,7 +153,7 @@ struct tagc_model {
     tagc_model_unit *units;
     uint32_t n_units;
     void *memory;               /* of the tables above */
-    tagc_schedule *schedule;    /* NULL: nothing is scheduled; options.follows: the caller's */
+    tagc_schedule *schedule;    /* NULL: nothing is scheduled; or options.schedule.follows */
     uint64_t *ranges, *offsets; /* of all tensors, see tagc_member; NULL without ranges */
     uint64_t *positions;        /* of samples, in their tensors */
     float *samples;             /* of one part: (most,) */
@@ -173,15 +173,15 @@ enum { TAGC_SPREAD_BYTES = 1 << 18 }; /* of a rank's sums that others of its hos
 
 /* 1: tensors lie end to end in flats. */
 static inline int tagc_model_is_flat(const tagc_model *model) {
-    return model->options.cut == TAGC_CUT_FLAT || model->options.cut == TAGC_CUT_FLAT_ARRAYS;
+    return model->options.layout.cut == TAGC_CUT_FLAT || model->options.layout.cut == TAGC_CUT_FLAT_ARRAYS;
 }
 /* 1: ranks of a host add up here; 0: each host has one rank, or the caller does it. */
 static inline int tagc_model_adds_up(const tagc_model *model) {
-    return model->within && !model->options.summed;
+    return model->within && !model->options.hosts.summed;
 }
 /* 1: reducers work on the caller's arrays. */
 static inline int tagc_model_is_plain(const tagc_model *model) {
-    return model->options.cut == TAGC_CUT_FLAT_ARRAYS && !tagc_model_adds_up(model);
+    return model->options.layout.cut == TAGC_CUT_FLAT_ARRAYS && !tagc_model_adds_up(model);
 }
 
 /* Elements of a tensor as it is exchanged: rows with padding. */
@@ -312,7 +312,7 @@ tagc_status tagc_rest_end(tagc_model *model, tagc_model_unit *unit);
 /* ---- follow.c ---- */
 
 static inline int tagc_model_is_following(const tagc_model *model) {
-    return model->options.follows != NULL;
+    return model->options.schedule.follows != NULL;
 }
 /* TAGC_ERR_STATE if the schedule is the caller's. */
 tagc_status tagc_model_check_own_schedule(const tagc_model *model, const char *what);

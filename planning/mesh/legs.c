@@ -108,13 +108,13 @@ static tagc_status message_bytes(const tagc_mesh_question *q, int format, int is
 static tagc_status add_between_stages(counter *c, const place *at, double *of_rank) {
     const tagc_mesh_question *q = c->q;
     int n = q->n_pipeline, is_last = at->stage == n - 1, is_first = at->stage == 0;
-    for (int way = 0; n > 1 && way < 2; way++) {
-        int peer = rank_of(q, (at->stage + (way == 0 ? 1 : n - 1)) % n, at->data, at->tensor);
-        double n_messages =
-                   (double)q->n_micro_batches * (q->n_stages_per_rank - (way == 0 ? is_last : is_first)),
+    for (int direction = 0; n > 1 && direction < 2; direction++) {
+        int peer = rank_of(q, (at->stage + (direction == 0 ? 1 : n - 1)) % n, at->data, at->tensor);
+        double n_messages = (double)q->n_micro_batches *
+                            (q->n_stages_per_rank - (direction == 0 ? is_last : is_first)),
                n_bytes;
-        TAGC_TRY(
-            message_bytes(q, way == 0 ? q->forward : q->backward, are_near(q, at->rank, peer), &n_bytes));
+        TAGC_TRY(message_bytes(q, direction == 0 ? q->forward : q->backward, are_near(q, at->rank, peer),
+                               &n_bytes));
         add_to(c, at->rank, TAGC_MESH_LEG_PIPELINE, n_messages * n_bytes, peer, of_rank);
     }
     return TAGC_OK;

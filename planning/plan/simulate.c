@@ -102,9 +102,9 @@ typedef struct direct_builder {
     builder *b;
     const tagc_reduction *r;
     const codec_work *w;
-    int n, n_turns;     /* parcels of other hosts, merged; turns include the own one */
-    double each, own;   /* shares of the unit in a turn */
-    double front, rest; /* bytes of a batch: headers with the start of the bodies, and the rest */
+    int n, n_turns;               /* parcels of other hosts, merged; turns include the own one */
+    double turn_share, own_share; /* shares of the unit in a turn */
+    double front, rest;           /* bytes of a batch: headers with the start of the bodies, and the rest */
     int front_out[MAX_PEERS], rest_out[MAX_PEERS];
 } direct_builder;
 
@@ -121,7 +121,7 @@ static void exchange_within(builder *b, const tagc_reduction *r, double n_bytes)
 static void send_fragments(direct_builder *d) {
     tagc_sim_transfer *transfers = d->b->job->transfers;
     for (int s = 0; s < d->n_turns; s++) {
-        work(d->b, (s < d->n ? d->each : d->own) * d->w->encode_s);
+        work(d->b, (s < d->n ? d->turn_share : d->own_share) * d->w->encode_s);
         if (s < d->n) d->front_out[s] = post(d->b, HEADERS, d->front);
         if (s >= d->n || d->n == 1) continue;
         d->rest_out[s] = add_transfer(d->b, d->rest);
@@ -148,10 +148,10 @@ static void direct_step(builder *b, const tagc_reduction *r, const codec_work *w
     int n_others = r->n_ranks - 1;
     int n = r->volume.n_parcels < MAX_PEERS ? r->volume.n_parcels : MAX_PEERS;
     double agreement = (double)n_others * TAGC_WIRE_HEADER_BYTES, headers = agreement;
-    direct_builder d = {.b = b, .r = r, .w = w, .n = n, .n_turns = n + 1, .own = 1.0 / r->n_ranks};
+    direct_builder d = {.b = b, .r = r, .w = w, .n = n, .n_turns = n + 1, .own_share = 1.0 / r->n_ranks};
     if (n > 0) {
         double eager = n_others * r->volume.eager_bytes;
-        d.each = (1 - d.own) / n;
+        d.turn_share = (1 - d.own_share) / n;
         d.front = (headers + eager) / n;
         double rest = n_bytes[TAGC_LEG_INDEX] + n_bytes[TAGC_LEG_VALUES] - eager;
         d.rest = rest < 1 ? 0 : rest / n; /* less than a byte is rounding */
@@ -162,9 +162,9 @@ static void direct_step(builder *b, const tagc_reduction *r, const codec_work *w
     double decode_s = w->decode_s, first = r->sent_density / tagc_reduction_decoded(r);
     for (int s = 0; s < n; s++) {
         wait(b, d.rest_out[s]);
-        work(b, first * decode_s * d.each);
+        work(b, first * decode_s * d.turn_share);
     }
-    work(b, first * decode_s * d.own);
+    work(b, first * decode_s * d.own_share);
     if (results > 0) {
         return_results(b, r, others, results);
         work(b, (1 - first) * decode_s);

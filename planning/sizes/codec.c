@@ -99,8 +99,8 @@ static int by_size(const void *a, const void *b) {
 }
 
 int tagc_plan_threads(int n_cores, int n_ranks) {
-    cpu_set_t own;
-    if (n_cores == 0 && sched_getaffinity(0, sizeof own, &own) == 0) n_cores = CPU_COUNT(&own);
+    cpu_set_t cores;
+    if (n_cores == 0 && sched_getaffinity(0, sizeof cores, &cores) == 0) n_cores = CPU_COUNT(&cores);
     int n = n_cores / n_ranks / 2;
     return n < 1 ? 1 : n > MOST_THREADS ? MOST_THREADS : n;
 }

@@ -21,11 +21,11 @@ typedef struct alike {
 } alike;
 
 /* How many reducers before this one have a residual of so many bytes. */
-static int count_alike(alike *found, size_t *n_found, uint64_t residual) {
+static int count_alike(alike *sizes, size_t *n_sizes, uint64_t residual) {
     size_t i = 0;
-    while (i < *n_found && found[i].residual != residual) i++;
-    if (i == *n_found) found[(*n_found)++] = (alike){residual, 0};
-    return found[i].n++;
+    while (i < *n_sizes && sizes[i].residual != residual) i++;
+    if (i == *n_sizes) sizes[(*n_sizes)++] = (alike){residual, 0};
+    return sizes[i].n++;
 }
 
 /* What steps take: of the unit so far, of the unit that takes most, and of all. */
@@ -49,16 +49,16 @@ static void within_host(const tagc_reducer_options *part, int n_places, int n_by
 }
 
 static tagc_status add_needs(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
-                             int world_size, int n_places, int n_bytes, alike *found, tagc_host_memory *out) {
+                             int world_size, int n_places, int n_bytes, alike *sizes, tagc_host_memory *out) {
     tagc_feeding feeding = n_places == 0 ? TAGC_FED_NOT : TAGC_FED;
     taken between = {0}, within = {0};
     uint64_t spares = 0;
-    size_t n_found = 0;
+    size_t n_sizes = 0;
     for (size_t i = 0; i < n; i++) {
         tagc_exchange_memory memory;
         int is_new_unit = i == 0 || units[i] != units[i - 1];
         TAGC_TRY(tagc_reducer_fed_memory(&parts[i], world_size, 0, feeding, &memory));
-        int n_before = count_alike(found, &n_found, memory.residual);
+        int n_before = count_alike(sizes, &n_sizes, memory.residual);
         if (n_before > 0)
             TAGC_TRY(tagc_reducer_fed_memory(&parts[i], world_size, n_before, feeding, &memory));
         out->residual += memory.residual;
@@ -83,10 +83,10 @@ static tagc_status add_needs(const tagc_reducer_options *parts, const uint32_t *
 tagc_status tagc_plan_host_memory(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
                                   int world_size, int n_places, int n_bytes, tagc_host_memory *out) {
     *out = (tagc_host_memory){0};
-    alike *found = calloc(n + 1, sizeof *found);
-    if (!found) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a plan of %zu reducers", n);
-    tagc_status status = add_needs(parts, units, n, world_size, n_places, n_bytes, found, out);
-    free(found);
+    alike *sizes = calloc(n + 1, sizeof *sizes);
+    if (!sizes) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a plan of %zu reducers", n);
+    tagc_status status = add_needs(parts, units, n, world_size, n_places, n_bytes, sizes, out);
+    free(sizes);
     return status;
 }
 
@@ -230,9 +230,9 @@ static tagc_status make_row(const memory_row *w, int n_layer, int n_embd, int ho
     for (int level = TAGC_LEVEL_FRESH; w->n_levels > 0 && level <= TAGC_LEVEL_LAST; level++)
         TAGC_TRY(add_level(m, n_units, &d, level, codec, row));
     if (w->has_deltas) row->replicas = 2 * n / (uint64_t)inside;
-    uint64_t own = row->residual + row->replicas + row->buffers, is_here = codec == TAGC_CODEC_ON_HOST;
-    row->device = row->parameters + row->gradients + row->adam + (is_here ? 0 : own);
-    row->host = row->pinned + (is_here ? own : 0);
+    uint64_t tagc_bytes = row->residual + row->replicas + row->buffers, is_here = codec == TAGC_CODEC_ON_HOST;
+    row->device = row->parameters + row->gradients + row->adam + (is_here ? 0 : tagc_bytes);
+    row->host = row->pinned + (is_here ? tagc_bytes : 0);
     return TAGC_OK;
 }
 

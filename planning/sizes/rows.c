@@ -193,11 +193,11 @@ static int differs(const tagc_mesh_question *q, int n_data_ranks, const tagc_str
     return strategy->sharding != TAGC_SHARD_NONE || !(q->offload & TAGC_MESH_OFFLOAD_PARAMETERS);
 }
 
-static void add_sent(tagc_mesh_plan *plan, const char *what, const char *of, int compresses,
+static void add_sent(tagc_mesh_plan *plan, const char *what, const char *suffix, int compresses,
                      const tagc_mesh_bytes *bytes) {
     if (!(bytes->all > 0)) return;
     tagc_mesh_sent *sent = &plan->sent[plan->n_sent++];
-    snprintf(sent->name, sizeof sent->name, "%s%s", what, of);
+    snprintf(sent->name, sizeof sent->name, "%s%s", what, suffix);
     sent->compresses = compresses;
     sent->bytes = *bytes;
 }

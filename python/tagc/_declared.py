@@ -179,15 +179,36 @@ class Piece(Structure):
     _fields_ = [("tensor", c_uint32), ("first", c_uint64), ("n_elems", c_uint64), ("values", c_void_p)]
 
 
+class ModelScheduleOptions(Structure):
+    _fields_ = [
+        ("options", POINTER(ScheduleOptions)), ("moment", c_int), ("follows", c_void_p),
+        ("numbers", POINTER(c_uint32)),
+    ]
+
+
+class ModelLayoutOptions(Structure):
+    _fields_ = [
+        ("output", c_int), ("cut", c_int), ("ranges", POINTER(c_uint64)), ("min_elems", c_uint64),
+        ("apart", POINTER(c_uint32)),
+    ]
+
+
+class ModelFormatOptions(Structure):
+    _fields_ = [
+        ("gradient", c_int), ("sum", c_int), ("dense", c_int), ("residual", c_int), ("block", c_int),
+        ("result", c_int), ("result_sparsity", c_double),
+    ]
+
+
+class ModelHostOptions(Structure):
+    _fields_ = [("format", c_int), ("summed", c_int)]
+
+
 class ModelOptions(Structure):
     _fields_ = [
-        ("struct_bytes", c_size_t), ("schedule", POINTER(ScheduleOptions)), ("moment", c_int),
-        ("output", c_int), ("op", c_int), ("gradient", c_int), ("sum", c_int), ("dense_format", c_int),
-        ("residual", c_int), ("min_elems", c_uint64), ("n_threads", c_int), ("exchange", c_int),
-        ("paper", c_void_p), ("cut", c_int), ("block", c_int), ("within_format", c_int),
-        ("result_format", c_int), ("result_sparsity", c_double), ("follows", c_void_p),
-        ("numbers", POINTER(c_uint32)), ("tag", c_uint64), ("rests", c_uint64), ("name", c_char_p),
-        ("summed", c_uint64), ("apart", POINTER(c_uint32)), ("ranges", POINTER(c_uint64)),
+        ("struct_bytes", c_size_t), ("schedule", ModelScheduleOptions), ("layout", ModelLayoutOptions),
+        ("formats", ModelFormatOptions), ("hosts", ModelHostOptions), ("exchange", c_int), ("op", c_int),
+        ("paper", c_void_p), ("n_threads", c_int), ("rests", c_int), ("tag", c_uint64), ("name", c_char_p),
     ]
 
 
@@ -207,9 +228,7 @@ class BlocksOptions(Structure):
 
 
 class AllToAllOptions(Structure):
-    _fields_ = [
-        ("struct_bytes", c_size_t), ("tag", c_uint64), ("ranks_per_host", c_int), ("min_elems", c_int),
-    ]
+    _fields_ = [("struct_bytes", c_size_t), ("tag", c_uint64), ("min_elems", c_uint64)]
 
 
 class AllToAllCall(Structure):

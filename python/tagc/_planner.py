@@ -61,7 +61,7 @@ def plan(words: Sequence[str]) -> Plan:
     made = declared.PlanAnswerText(struct_bytes=sizeof(declared.PlanAnswerText))
     status = _load().tagc_plan_words(len(given), (c_char_p * (len(given) + 1))(*given), byref(made))
     _check(status, made.why.decode(errors="replace"))
-    json, path = (None if found is None else found.decode() for found in (made.json, made.path))
+    json, path = (None if text is None else text.decode() for text in (made.json, made.path))
     answer = Plan(made.text.decode(), json, path)
     _load().tagc_plan_words_free(byref(made))
     return answer
@@ -143,8 +143,8 @@ def ask_mesh(gather: str, values: str, forward: str, backward: str, **numbers: A
     for where in ("device", "host"):
         made[where] = dict(zip(declared.MESH_KINDS, getattr(reply, where)))
     made["legs"] = {
-        leg: {name: getattr(found, name) for name, *_ in declared.MeshBytes._fields_}
-        for leg, found in zip(declared.MESH_LEGS, reply.legs)
+        leg: {name: getattr(moved, name) for name, *_ in declared.MeshBytes._fields_}
+        for leg, moved in zip(declared.MESH_LEGS, reply.legs)
     }
     return made
 
@@ -173,10 +173,10 @@ def host_memory(units: Sequence[_Parts], world_size: int, n_places: int = 0, n_b
     """Returns the bytes that the reducers of a model take on each of world_size ranks, that exchange.
     n_places: ranks of each host, if they are those of a tagc_model, which packs nothing; else 0. n_bytes: of
     a value of the gradient, 2 or 4."""
-    found = HostMemory()
-    status = _load().tagc_plan_host_memory(*_listed(units), world_size, n_places, n_bytes, byref(found))
+    memory = HostMemory()
+    status = _load().tagc_plan_host_memory(*_listed(units), world_size, n_places, n_bytes, byref(memory))
     _check(status, f"no reducer has options that are among these: {units}")
-    return found
+    return memory
 
 
 def device_memory(
@@ -184,13 +184,13 @@ def device_memory(
 ) -> DeviceMemory:
     """Returns the bytes that they take with codec="device", of gradients of n_bytes per value. n_sampled:
     values of the sample that kernels take."""
-    found = DeviceMemory()
-    status = _load().tagc_plan_device_memory(*_listed(units), world_size, n_bytes, n_sampled, byref(found))
+    memory = DeviceMemory()
+    status = _load().tagc_plan_device_memory(*_listed(units), world_size, n_bytes, n_sampled, byref(memory))
     _check(status, f"no reducer has options that are among these: {units}")
-    return found
+    return memory
 
 
 def pinned_bytes(units: Sequence[_Parts], world_size: int, n_bytes: int = 4) -> int:
     """Returns the bytes of pinned memory with codec="host"."""
-    found: int = _load().tagc_plan_pinned(*_listed(units), world_size, n_bytes)
-    return found
+    n_pinned: int = _load().tagc_plan_pinned(*_listed(units), world_size, n_bytes)
+    return n_pinned

@@ -1,13 +1,9 @@
 /* Advice of tagc bench on cases made by hand, and the spread that results quote. */
+#include "../test.h"
 #include "bench/bench.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { FULL = 0, GRAD = 1 };
 
@@ -31,8 +27,7 @@ static void says_not(const tagc_bench_advice *advice, const char *text) {
 static const double slow[] = {4.0, 4.2, 4.1, 4.0, 4.0}, mid[] = {3.0, 3.1, 3.0, 3.0, 3.0},
                     fast[] = {2.0, 2.0, 2.1, 2.0, 2.0};
 
-static void test_pays(void **state) {
-    (void)state;
+TEST(test_pays) {
     const tagc_bench_candidate candidates[] = {
         {.name = "fsdp", .round_s = slow, .total_s = 4.1, .exposed_s = 2.05, .comm_s = 3},
         {.name = "packed",
@@ -57,8 +52,7 @@ static void test_pays(void **state) {
 }
 
 /* 5 % make no difference; 30 % in most rounds and nothing in one is not sure. */
-static void test_too_little(void **state) {
-    (void)state;
+TEST(test_too_little) {
     const double a[] = {1.05, 1.05, 1.05, 1.05, 1.05}, b[] = {1.0, 1.0, 1.0, 1.0, 1.0, 1.0},
                  c[] = {1.3, 1.3, 1.3, 1.3, 1.3, 1.0}, d[] = {1.1, 1.5, 1.5, 1.5, 3.5};
     tagc_bench_candidate candidates[] = {
@@ -101,8 +95,7 @@ static void test_too_little(void **state) {
 }
 
 /* What differs by no more than one arm from itself makes no difference. */
-static void test_second_turns(void **state) {
-    (void)state;
+TEST(test_second_turns) {
     const double a[] = {1.3, 1.3, 1.3, 1.3, 1.3}, b[] = {1.0, 1.0, 1.0, 1.0, 1.0};
     const tagc_bench_candidate candidates[] = {
         {.name = "fsdp", .round_s = a, .total_s = 1.3},
@@ -132,8 +125,7 @@ static void test_second_turns(void **state) {
 }
 
 /* An arm that only compresses norms sends as much as one that compresses nothing: its time is chance. */
-static void test_as_many_bytes(void **state) {
-    (void)state;
+TEST(test_as_many_bytes) {
     tagc_bench_candidate candidates[] = {
         {.name = "fsdp", .round_s = slow, .total_s = 4.0, .n_bytes = 1000},
         {.name = "norms", .is_compressed = 1, .round_s = fast, .total_s = 2.0, .n_bytes = 960},
@@ -159,8 +151,7 @@ static double uniform(unsigned *random) {
 }
 
 /* Arms that take the same time, on machines whose rounds differ by up to 30 %: nearly no bench says that one pays. */
-static void test_equal_arms(void **state) {
-    (void)state;
+TEST(test_equal_arms) {
     enum { N_BENCHES = 4000, N_ROUNDS = 5, N_ARMS = 4 };
     unsigned random = 7;
     int n_pays = 0, n_without = 0;
@@ -189,8 +180,7 @@ static void test_equal_arms(void **state) {
 }
 
 /* What is named as the limit is most of the time, or of the waiting. */
-static void test_limits(void **state) {
-    (void)state;
+TEST(test_limits) {
     static const struct {
         double exposed_s, compute_s, link_s;
         const char *text;
@@ -223,8 +213,7 @@ static void test_limits(void **state) {
 }
 
 /* An arm without compression under another sharding counts; the gain within the own one is told too. */
-static void test_other_sharding(void **state) {
-    (void)state;
+TEST(test_other_sharding) {
     const tagc_bench_candidate candidates[] = {
         {.name = "fsdp", .sharding = FULL, .round_s = slow, .total_s = 4.1, .exposed_s = 2},
         {.name = "packed",
@@ -245,8 +234,7 @@ static void test_other_sharding(void **state) {
     says(&advice, "computing is the limit");
 }
 
-static void test_nothing_to_compare(void **state) {
-    (void)state;
+TEST(test_nothing_to_compare) {
     const tagc_bench_candidate plain[] = {{.name = "fsdp", .round_s = slow, .total_s = 4}};
     const tagc_bench_candidate packed[] = {
         {.name = "packed", .is_compressed = 1, .round_s = slow, .total_s = 4}};
@@ -264,8 +252,7 @@ static void test_nothing_to_compare(void **state) {
 }
 
 /* Names as long as they may be do not run over. */
-static void test_long_names(void **state) {
-    (void)state;
+TEST(test_long_names) {
     char long_name[TAGC_ARM_NAME_BYTES];
     memset(long_name, 'x', sizeof long_name - 1);
     long_name[sizeof long_name - 1] = 0;
@@ -285,8 +272,7 @@ static void test_long_names(void **state) {
     says(&advice, "within full sharding");
 }
 
-static void test_spread(void **state) {
-    (void)state;
+TEST(test_spread) {
     const double odd[] = {3, 1, 2}, even[] = {4, 1, 3, 2}, broken[] = {1, (double)NAN};
     tagc_result_spread spread = tagc_result_spread_of(odd, 3);
     assert_true(spread.median == 2 && spread.min == 1 && spread.max == 3 && spread.n == 3);
@@ -295,15 +281,4 @@ static void test_spread(void **state) {
     assert_true(odd[0] == 3 && even[0] == 4);
     assert_true(isnan(tagc_result_spread_of(broken, 2).median));
     assert_true(isnan(tagc_result_spread_of(odd, 0).median));
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pays),           cmocka_unit_test(test_too_little),
-        cmocka_unit_test(test_other_sharding), cmocka_unit_test(test_nothing_to_compare),
-        cmocka_unit_test(test_long_names),     cmocka_unit_test(test_spread),
-        cmocka_unit_test(test_limits),         cmocka_unit_test(test_second_turns),
-        cmocka_unit_test(test_as_many_bytes),  cmocka_unit_test(test_equal_arms),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,14 +1,10 @@
 /* The arms of the table and the config files of the same names ask the engine for the same. */
+#include "../test.h"
 #include "bench/arms.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static void read_arm(const char *text, tagc_fsdp_options *engine) {
     tagc_arm *arms;
@@ -39,8 +35,7 @@ static const char *difference(const char *a, const char *b) {
     return name;
 }
 
-static void arms_are_their_files(void **state) {
-    (void)state;
+TEST(arms_are_their_files) {
     static const char *const names[][2] = {
         {"fsdp", "fsdp"},         {"packed", "packed"},           {"tagc-10x", "tagc-10x-or"},
         {"direct", "direct"},     {"direct-bf16", "direct-bf16"}, {"zero2-direct", "zero2-direct"},
@@ -57,8 +52,7 @@ static void arms_are_their_files(void **state) {
 
 /* What every config file comes to, "*" for low-bit values of whichever default: the paper's and the dense ones train as they
  * always did. */
-static void files_come_to(void **state) {
-    (void)state;
+TEST(files_come_to) {
     static const char *const names[] = {
         "exchange",         "sparsity", "ratio",         "index",    "unpeeled", "compressed-beta1",
         "compressed-beta2", "mild",     "mild-sparsity", "compress", "wrap",     "sharding"};
@@ -112,8 +106,7 @@ static void come_to(const char *arm, double sparsity, double beta1_compressed, i
 }
 
 /* What is not given depends on the exchange; what is given stays. */
-static void defaults_follow_the_exchange(void **state) {
-    (void)state;
+TEST(defaults_follow_the_exchange) {
     enum { DENSE = TAGC_NO_MILD, DIRECT = TAGC_EXCHANGE_DIRECT };
     come_to("direct", 0.95, 0.5, DIRECT, 0.85);
     come_to("direct+exchange=packed", 0.9875, 0.9, DENSE, 0);
@@ -163,8 +156,7 @@ static void defaults_follow_the_exchange(void **state) {
 }
 
 /* What would stand in an arm's name and change nothing of what is measured. */
-static void arms_have_what_changes_them(void **state) {
-    (void)state;
+TEST(arms_have_what_changes_them) {
     static const char *const refused[] = {
         "data=a", "val-data=a", "init-from=a",        "ranks=2",        "timeout=3", "blas-threads=2",
         "out=a",  "fork=a",     "schedule-from=fork", "eval-batches=2", "keep=3",    "levels=hosts=2"};
@@ -176,14 +168,4 @@ static void arms_have_what_changes_them(void **state) {
         assert_int_equal(tagc_arms_read(text, NULL, NULL, &arms, &n), TAGC_ERR_ARGUMENT);
         assert_non_null(strstr(tagc_last_error(), "is not an arm's own"));
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(arms_have_what_changes_them),
-        cmocka_unit_test(arms_are_their_files),
-        cmocka_unit_test(files_come_to),
-        cmocka_unit_test(defaults_follow_the_exchange),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

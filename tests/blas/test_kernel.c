@@ -1,14 +1,9 @@
 /* When the program begins again for a better kernel of OpenBLAS. */
+#include "../test.h"
 #include "blas/blas.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* What is expected of each case is written by hand: OpenBLAS's own list of processors for each kernel. */
 static const struct {
@@ -55,8 +50,7 @@ static const struct {
     {"Haswell", TAGC_CPU_AVX512, "SkylakeX", "", TAGC_BLAS_STAYS_SLOW, "SkylakeX"},
 };
 
-static void each_case_has_its_choice(void **state) {
-    (void)state;
+TEST(each_case_has_its_choice) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const char *better = "unset";
         tagc_blas_facts facts = {cases[i].kernel, cases[i].cpu, cases[i].asked, cases[i].begun};
@@ -70,8 +64,7 @@ static void each_case_has_its_choice(void **state) {
 }
 
 /* What OpenBLAS would be told to use is right for that processor, so that beginning again ends it. */
-static void what_is_better_is_right(void **state) {
-    (void)state;
+TEST(what_is_better_is_right) {
     static const tagc_cpu levels[] = {TAGC_CPU_AVX2, TAGC_CPU_AVX512};
     for (size_t i = 0; i < sizeof levels / sizeof levels[0]; i++) {
         const char *better;
@@ -82,8 +75,7 @@ static void what_is_better_is_right(void **state) {
     }
 }
 
-static void this_openblas_says_what_it_is(void **state) {
-    (void)state;
+TEST(this_openblas_says_what_it_is) {
     tagc_blas_about about;
     tagc_blas_describe(&about);
     assert_int_equal(strncmp(about.name, "OpenBLAS ", 9), 0);
@@ -91,13 +83,4 @@ static void this_openblas_says_what_it_is(void **state) {
     assert_null(strchr(about.name + 9, ' '));
     assert_true(*about.kernel != '\0');
     assert_true(about.n_threads >= 1);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_case_has_its_choice),
-        cmocka_unit_test(what_is_better_is_right),
-        cmocka_unit_test(this_openblas_says_what_it_is),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

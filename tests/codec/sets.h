@@ -2,15 +2,12 @@
 #ifndef TAGC_TESTS_CODEC_SETS_H
 #define TAGC_TESTS_CODEC_SETS_H
 
+#include "../test.h"
 #include "codec/bitmap.h"
 #include "random.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* One char per element and its ascending positions; both exactly as long as needed, so that ASan sees a step
  * over. */

@@ -1,22 +1,16 @@
 /* Batches of the processor are its codes, row by row. */
 #define RANDOM_SEED 41
+#include "../test.h"
 #include "codec/batch.h"
 #include "core/memory.h"
 #include "random.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { N_ROWS = 3, N = 500 };
 
-static void test_rows(void **state) {
-    (void)state;
+TEST(test_rows) {
     static float gradient[N_ROWS][N], residual[N_ROWS][N], next[N_ROWS][N], other[N], sums[N], expected[N];
     uint8_t *bodies[N_ROWS], *alone;
     tagc_batch_row rows[N_ROWS] = {0};
@@ -67,9 +61,4 @@ static void test_rows(void **state) {
         free(alone), free(bodies[i]);
     }
     tagc_memory_destroy(work);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_rows)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

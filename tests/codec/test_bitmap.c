@@ -27,14 +27,12 @@ static void check_bitmap(size_t n, double density) {
     set_free(&a), set_free(&b);
 }
 
-static void bitmaps_hold_what_was_put_in(void **state) {
-    (void)state;
+TEST(bitmaps_hold_what_was_put_in) {
     for (int s = 0; s < N_SIZES; s++)
         for (int d = 0; d < N_DENSITIES; d++) check_bitmap(sizes[s], densities[d]);
 }
 
-static void bits_past_the_end_are_invalid(void **state) {
-    (void)state;
+TEST(bits_past_the_end_are_invalid) {
     for (size_t n = 1; n < 200; n++) {
         uint8_t bits[32] = {0};
         for (size_t i = n; i < 8 * tagc_bitmap_bytes(n); i++) {
@@ -48,8 +46,7 @@ static void bits_past_the_end_are_invalid(void **state) {
 
 /* Bytes of a bitmap whose size is no multiple of 8 may carry into bits that are no elements: those are
  * cleared. */
-static void byte_sums_are_byte_sums(void **state) {
-    (void)state;
+TEST(byte_sums_are_byte_sums) {
     for (int s = 0; s < N_SIZES; s++) {
         size_t n = sizes[s], n_bytes = tagc_bitmap_bytes(n);
         set a = set_make(n, 0.5), b = set_make(n, 0.5);
@@ -67,8 +64,7 @@ static void byte_sums_are_byte_sums(void **state) {
 }
 
 /* Two ranks keep 1.25 % each, 30 % of that in common. */
-static void summing_packed_bytes_loses_what_or_keeps(void **state) {
-    (void)state;
+TEST(summing_packed_bytes_loses_what_or_keeps) {
     enum { N = 400000 };
     set a = set_make(N, 0.0125), b = set_make(N, 0);
     b.indices = realloc(b.indices, N * sizeof(uint32_t));
@@ -95,14 +91,4 @@ static void summing_packed_bytes_loses_what_or_keeps(void **state) {
     assert_in_range(spurious * 1000 / n_union, 140, 180);
     free(x), free(y), free(both);
     set_free(&a), set_free(&b);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bitmaps_hold_what_was_put_in),
-        cmocka_unit_test(bits_past_the_end_are_invalid),
-        cmocka_unit_test(byte_sums_are_byte_sums),
-        cmocka_unit_test(summing_packed_bytes_loses_what_or_keeps),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,6 +2,7 @@
  * bit by bit, which never read past their end; and bodies of any bytes, which are refused or decode within bounds. */
 #define RANDOM_SEED 17
 #include "../repeats.h"
+#include "../test.h"
 #include "codec/bitmap.h"
 #include "codec/changes.h"
 #include "codec/classes.h"
@@ -9,10 +10,6 @@
 #include "core/memory.h"
 #include "random.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,8 +21,7 @@ static void *room(size_t n_bytes) { /* exact, for the address sanitizer */
     return memory;
 }
 
-static void test_differ(void **state) {
-    (void)state;
+TEST(test_differ) {
     HAS_ONE_THREAD();
     const int n_trials = REPEATS(600, 150, 0);
     for (int trial = 0; trial < n_trials; trial++) {
@@ -80,8 +76,7 @@ static size_t n_readable(tagc_integers_reader reader, const tagc_integers_pairs 
     return n;
 }
 
-static void test_integers(void **state) {
-    (void)state;
+TEST(test_integers) {
     HAS_ONE_THREAD();
     enum { MOST = 200 };
     const int n_trials = REPEATS(3000, 500, 0);
@@ -128,8 +123,7 @@ static uint64_t bytes_at(int order, const uint32_t *values, size_t n) {
 }
 
 /* The order that was chosen for a sample takes no more than 2 % above what the best one takes for all. */
-static void test_order(void **state) {
-    (void)state;
+TEST(test_order) {
     HAS_ONE_THREAD();
     enum { N = 20000 };
     static uint32_t values[N];
@@ -159,8 +153,7 @@ static int class_of(size_t width, const uint8_t *from, const tagc_classes *class
 }
 
 /* Any classes, at every level: lists as a plain count makes them, and positions from gaps alone. */
-static void test_classes(void **state) {
-    (void)state;
+TEST(test_classes) {
     HAS_ONE_THREAD();
     enum { MOST = 3000 };
     const int n_trials = REPEATS(600, 150, 0);
@@ -235,8 +228,7 @@ static size_t make_body(size_t width, size_t n, uint8_t *before, uint8_t *after,
 }
 
 /* Damaged in a few bytes or bits, cut or longer, in a room of exactly its size: refused, or decoded within the array. */
-static void test_hostile(void **state) {
-    (void)state;
+TEST(test_hostile) {
     HAS_ONE_THREAD();
     enum { MOST = 700 };
     const int n_trials = REPEATS(20000, 4000, 0);
@@ -272,12 +264,4 @@ static void test_hostile(void **state) {
         free(body), free(values);
     }
     assert_true(n_taken > (size_t)n_trials / 8 && n_refused > (size_t)n_trials / 8);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_differ),  cmocka_unit_test(test_integers), cmocka_unit_test(test_order),
-        cmocka_unit_test(test_classes), cmocka_unit_test(test_hostile),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,17 +3,12 @@
 #define RANDOM_SEED 7
 #include "../bits.h"
 #include "../repeats.h"
+#include "../test.h"
 #include "codec/code.h"
 #include "codec/select.h"
 #include "core/memory.h"
 #include "random.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -247,8 +242,7 @@ static void round_trip(const tagc_code_options *options) {
     }
 }
 
-static void test_round_trip(void **state) {
-    (void)state;
+TEST(test_round_trip) {
     HAS_ONE_THREAD();
     each_shape(round_trip);
 }
@@ -265,8 +259,7 @@ static tagc_code_options random_options(size_t most) {
     return o;
 }
 
-static void test_threads(void **state) {
-    (void)state;
+TEST(test_threads) {
     for (int trial = 0; trial < N_THREADED; trial++) {
         tagc_pool *pool = NULL;
         tagc_code_options o = random_options(200000);
@@ -309,8 +302,7 @@ static void check_many(const tagc_code_options *o, int n_bodies) {
     free(fragments), free(bodies), free(together), free(in_turn), free(plain);
 }
 
-static void test_many(void **state) {
-    (void)state;
+TEST(test_many) {
     HAS_ONE_THREAD();
     for (int trial = 0; trial < 30; trial++) {
         tagc_code_options o = random_options(trial % 5 ? 500 : 20000);
@@ -356,8 +348,7 @@ static void check_plain(tagc_code_options *o, int n_bodies, int place, int adds)
     free(plain), free(before), free(sums), free(halves);
 }
 
-static void test_plain(void **state) {
-    (void)state;
+TEST(test_plain) {
     HAS_ONE_THREAD();
     for (int trial = 0; trial < 60; trial++) {
         tagc_code_options o = random_options(trial % 10 ? 500 : 50000);
@@ -373,8 +364,7 @@ static void test_plain(void **state) {
 
 /* ---- what must be told, and what must be refused ---- */
 
-static void test_nonfinite(void **state) {
-    (void)state;
+TEST(test_nonfinite) {
     HAS_ONE_THREAD();
     static const float bad[] = {NAN, INFINITY, -INFINITY};
     for (int trial = 0; trial < 300; trial++) {
@@ -432,8 +422,7 @@ static void check_overflow(const tagc_code_options *o, tagc_pool *pool) {
     free(gradient), free(residual), free(sums), free(body);
 }
 
-static void test_overflow(void **state) {
-    (void)state;
+TEST(test_overflow) {
     tagc_pool *pool;
     assert_int_equal(tagc_pool_create(3, &pool), TAGC_OK);
     for (int variant = REPEATS(0, 0, 4); variant < 8 * (TAGC_FORMAT_INT2 + 1); variant += REPEATS(1, 1, 9)) {
@@ -447,8 +436,7 @@ static void test_overflow(void **state) {
     tagc_pool_destroy(pool);
 }
 
-static void test_damaged(void **state) {
-    (void)state;
+TEST(test_damaged) {
     HAS_ONE_THREAD();
     int n_passed = 0, n_refused = 0;
     for (int trial = 0; trial < 400; trial++) {
@@ -486,8 +474,7 @@ static void test_damaged(void **state) {
 }
 
 /* Arrays and bodies where they happen to lie, and the residual in place, give the same bytes. */
-static void test_unaligned(void **state) {
-    (void)state;
+TEST(test_unaligned) {
     HAS_ONE_THREAD();
     for (int trial = 0; trial < 60; trial++) {
         tagc_code_options o = random_options(trial % HUGE_EVERY ? 3000 : 2500000);
@@ -516,8 +503,7 @@ static void test_unaligned(void **state) {
 }
 
 /* Where there is no residual, blocks are those of a residual of zeros. */
-static void test_alone(void **state) {
-    (void)state;
+TEST(test_alone) {
     HAS_ONE_THREAD();
     for (int trial = 0; trial < 200; trial++) {
         tagc_code_options o = random_options(3000);
@@ -585,8 +571,7 @@ static void check_stored(const tagc_code_options *options, int kind, tagc_pool *
     tagc_memory_destroy(scratch), tagc_memory_destroy(plain_scratch);
 }
 
-static void test_stored(void **state) {
-    (void)state;
+TEST(test_stored) {
     static const int formats[] = {TAGC_FORMAT_INT8, TAGC_FORMAT_INT8, TAGC_FORMAT_INT4, TAGC_FORMAT_FP32};
     tagc_pool *pool;
     assert_int_equal(tagc_pool_create(3, &pool), TAGC_OK);
@@ -605,14 +590,4 @@ static void test_stored(void **state) {
         check_stored(&o, trial % 3 ? HEAVY : CLUMPED, trial % 4 ? NULL : pool);
     }
     tagc_pool_destroy(pool);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_stored),   cmocka_unit_test(test_round_trip), cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_many),     cmocka_unit_test(test_plain),      cmocka_unit_test(test_nonfinite),
-        cmocka_unit_test(test_damaged),  cmocka_unit_test(test_unaligned),  cmocka_unit_test(test_alone),
-        cmocka_unit_test(test_overflow),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,39 +1,17 @@
 /* Low-bit blocks against a naive coder, on every instruction set: the same bytes, the same values, near what they stand
  * for, whatever the input. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../bits.h"
+#include "../test.h"
 #include "codec/delta.h"
 #include "codec/delta_kernels.h"
 #include "core/measure.h"
 
 enum { BLOCK = 256, MAX_N = 5 * BLOCK };
-
-static float to_bf16(float x) {
-    uint32_t bits = bits_of(x), low = bits & 0xffff0000u, high = low + 0x10000u;
-    float a, b;
-    memcpy(&a, &low, sizeof a);
-    memcpy(&b, &high, sizeof b);
-    double below = fabs((double)x - (double)a),
-           above = fabs((isinf(b) ? copysign(0x1p128, (double)a) : (double)b) - (double)x);
-    if (below != above) return below < above ? a : b;
-    return low & 0x10000u ? b : a;
-}
-
-static float wide_of(uint16_t half) {
-    uint32_t bits = (uint32_t)half << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
 
 /* ---- the oracle: one element at a time, in double where that changes nothing ---- */
 
@@ -49,7 +27,7 @@ static double oracle_scale(int bits, const float *x, size_t n) {
     }
     float scale = most * (bits == 8 ? 1.0f / 128 : bits == 4 ? 1.0f / 8.5f : 0.375f);
     if (scale < 0x1p-126f) return 0;
-    return (double)(lowest_is_positive ? -to_bf16(scale) : to_bf16(scale));
+    return (double)(lowest_is_positive ? -bf16_nearest(scale) : bf16_nearest(scale));
 }
 
 /* Of element i of a block: an integer, by halves of the code range. */
@@ -99,8 +77,7 @@ static void check_body(int bits, const float *x, const uint8_t *body, size_t n, 
     }
 }
 
-static void all_kernels_agree(void **state) {
-    (void)state;
+TEST(all_kernels_agree) {
     static const size_t lengths[] = {1, 16, 255, 256, 257, 1000, MAX_N};
     static float x[MAX_N], base[MAX_N], difference[MAX_N], decoded[MAX_N], replica[MAX_N];
     static uint16_t halves[MAX_N];
@@ -113,7 +90,7 @@ static void all_kernels_agree(void **state) {
                     size_t n = lengths[l];
                     fill(x, n, kind, &random);
                     tagc_fill_gradient(base, n, &random);
-                    for (size_t i = 0; i < n; i++) base[i] = to_bf16(base[i]);
+                    for (size_t i = 0; i < n; i++) base[i] = bf16_nearest(base[i]);
                     for (size_t i = 0; i < n; i++) halves[i] = (uint16_t)(bits_of(base[i]) >> 16);
                     memset(body, 0xee, tagc_delta_bytes(bits, n));
                     assert_int_equal(tagc_delta_encode_with(*k, bits, x, NULL, 0, n, body), 0);
@@ -134,7 +111,7 @@ static void all_kernels_agree(void **state) {
                     tagc_delta_apply_with(*k, bits, body, replica, 4, n);
                     tagc_delta_apply_with(*k, bits, body, halves, 2, n);
                     for (size_t i = 0; i < n; i++) {
-                        uint32_t expected = bits_of(to_bf16(base[i] + decoded[i]));
+                        uint32_t expected = bits_of(bf16_nearest(base[i] + decoded[i]));
                         assert_int_equal(bits_of(replica[i]), expected);
                         assert_int_equal((uint32_t)halves[i] << 16, expected);
                     }
@@ -144,8 +121,7 @@ static void all_kernels_agree(void **state) {
 }
 
 /* What is not finite marks its block and no other. */
-static void nonfinite_marks_its_block(void **state) {
-    (void)state;
+TEST(nonfinite_marks_its_block) {
     static const float bad[] = {NAN, -NAN, INFINITY, -INFINITY};
     float x[3 * BLOCK], decoded[3 * BLOCK];
     uint8_t body[3 * (2 + BLOCK)];
@@ -169,8 +145,7 @@ static void nonfinite_marks_its_block(void **state) {
 }
 
 /* Any codes and any finite scale are taken; the bytes around values stay as they are. */
-static void hostile_bytes_stay_in_place(void **state) {
-    (void)state;
+TEST(hostile_bytes_stay_in_place) {
     uint64_t random = 9;
     for (int round = 0; round < 300; round++) {
         int bits = 2 << round % 3;
@@ -198,8 +173,7 @@ static void hostile_bytes_stay_in_place(void **state) {
 
 /* A master that walks and a replica that follows by deltas alone: the distance stays where the first step left it, however
  * long it goes on, and is as small as the bits allow. */
-static void nothing_accumulates(void **state) {
-    (void)state;
+TEST(nothing_accumulates) {
     enum { N = 8 * BLOCK, STEPS = 200 };
     static const double most[] = {0.25, 0.02, 0.0005}; /* mean squares over those of a step */
     for (int which = 0; which < 3; which++) {
@@ -217,14 +191,14 @@ static void nothing_accumulates(void **state) {
                 uint16_t half;
                 memcpy(&half, body + 2 * (i / BLOCK), sizeof half);
                 uint32_t scale_bits = (uint32_t)(half & 0x7fffu) << 16;
-                float scale, before = wide_of(replica[i]);
+                float scale, before = bf16_wide(replica[i]);
                 memcpy(&scale, &scale_bits, sizeof scale);
                 float difference = fabsf(master[i] - before);
                 assert_true(difference <= scale * (float)(1 << (bits - 1)) * 1.4f);
             }
             tagc_delta_apply(bits, body, replica, N);
             for (size_t i = 0; i < N && step >= STEPS / 2; i++)
-                squares += pow((double)(master[i] - wide_of(replica[i])), 2);
+                squares += pow((double)(master[i] - bf16_wide(replica[i])), 2);
         }
         squares /= (double)N * (STEPS - STEPS / 2) * 0x1p-12;
         /* bf16 has its own share: half a unit in the last place at the size that the walk has reached */
@@ -234,8 +208,7 @@ static void nothing_accumulates(void **state) {
 }
 
 /* The example of docs/reference/wire-format.md. */
-static void the_documented_block(void **state) {
-    (void)state;
+TEST(the_documented_block) {
     static const uint8_t expected[] = {0xcd, 0xbd, 0x80, 0x8a, 0x38, 0x88};
     float x[131] = {0.85f, -0.2f}, decoded[131];
     uint8_t body[2 + 128];
@@ -246,13 +219,4 @@ static void the_documented_block(void **state) {
     for (size_t i = sizeof expected; i < sizeof body; i++) assert_int_equal(body[i], 0x88);
     tagc_delta_decode(4, body, decoded, 131);
     assert_true(decoded[0] == 0.80078125f && decoded[1] == -0.2001953125f && decoded[130] == 0.50048828125f);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_kernels_agree),           cmocka_unit_test(nonfinite_marks_its_block),
-        cmocka_unit_test(hostile_bytes_stay_in_place), cmocka_unit_test(nothing_accumulates),
-        cmocka_unit_test(the_documented_block),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

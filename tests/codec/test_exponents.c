@@ -3,13 +3,10 @@
  * which both refuse or read alike. */
 #define RANDOM_SEED 23
 #include "../repeats.h"
+#include "../test.h"
 #include "codec/exponents.h"
 #include "random.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -110,8 +107,7 @@ static void check_array(const uint16_t *values, size_t n) {
     free(body), free(exact), free(back), free(naive);
 }
 
-static void test_every_pattern(void **state) {
-    (void)state;
+TEST(test_every_pattern) {
     uint16_t *values = room(65536 * sizeof *values);
     for (size_t i = 0; i < 65536; i++) values[i] = (uint16_t)(i * 257 % 65536);
     check_array(values, 65536);
@@ -121,8 +117,7 @@ static void test_every_pattern(void **state) {
 }
 
 /* docs/reference/wire-format.md */
-static void test_worked_example(void **state) {
-    (void)state;
+TEST(test_worked_example) {
     static const uint16_t values[] = {0x3f80, 0xbfc0, 0x3f40, 0x3f00, 0};
     static const uint8_t expected[] = {2, 0x7d, 1, 0, 0, 0xc0, 0x40, 0, 0, 0x5a, 3, 0};
     uint8_t body[14];
@@ -131,8 +126,7 @@ static void test_worked_example(void **state) {
     assert_memory_equal(body, expected, sizeof expected);
 }
 
-static void test_lengths_and_contents(void **state) {
-    (void)state;
+TEST(test_lengths_and_contents) {
     static const size_t lengths[] = {
         0, 1, 2, 7, 8, 9, 63, 64, 65, 127, 300, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 77};
     for (size_t l = 0; l < sizeof lengths / sizeof lengths[0]; l++)
@@ -146,8 +140,7 @@ static void test_lengths_and_contents(void **state) {
 }
 
 /* A bell curve takes 11.2 bits; alike exponents take none. */
-static void test_size(void **state) {
-    (void)state;
+TEST(test_size) {
     enum { N = 8 * CHUNK };
     uint16_t *values = room(N * sizeof *values);
     uint8_t *body = room(tagc_exponents_max_bytes(N));
@@ -168,8 +161,7 @@ static void test_size(void **state) {
     free(values), free(body);
 }
 
-static void test_hostile(void **state) {
-    (void)state;
+TEST(test_hostile) {
     const int n_trials = REPEATS(4000, 800, 0);
     int n_taken = 0;
     for (int trial = 0; trial < n_trials; trial++) {
@@ -194,15 +186,4 @@ static void test_hostile(void **state) {
         free(values), free(back), free(naive), free(body), free(exact);
     }
     assert_true(n_trials == 0 || (n_taken > n_trials / 20 && n_taken < n_trials / 2));
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_worked_example),
-        cmocka_unit_test(test_every_pattern),
-        cmocka_unit_test(test_lengths_and_contents),
-        cmocka_unit_test(test_size),
-        cmocka_unit_test(test_hostile),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

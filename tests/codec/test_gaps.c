@@ -2,16 +2,11 @@
  * read within bounds. */
 #define RANDOM_SEED 11
 #include "../repeats.h"
+#include "../test.h"
 #include "codec/gaps.h"
 #include "core/memory.h"
 #include "random.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -125,8 +120,7 @@ static void check_support(const support *s, size_t k) {
     free(expected.bytes), free(items);
 }
 
-static void test_every_table(void **state) {
-    (void)state;
+TEST(test_every_table) {
     HAS_ONE_THREAD();
     for (int trial = 0; trial < N_TRIALS; trial++) {
         size_t n = 1 + random_below(trial % 20 ? 5000 : 200000);
@@ -137,8 +131,7 @@ static void test_every_table(void **state) {
 }
 
 /* All supports of one and two items, and of all but one and two, and none and all. */
-static void test_small(void **state) {
-    (void)state;
+TEST(test_small) {
     HAS_ONE_THREAD();
     for (size_t n = 1; n <= 200; n += n < 40 ? 1 : 7) {
         uint8_t *is_in = bytes_of(n);
@@ -161,8 +154,7 @@ static void test_small(void **state) {
 }
 
 /* What the room of a body must hold: everything at the end, and runs that no one size of gaps suits. */
-static void test_worst(void **state) {
-    (void)state;
+TEST(test_worst) {
     HAS_ONE_THREAD();
     size_t n = 300000;
     uint8_t *is_in = bytes_of(n);
@@ -179,9 +171,8 @@ static void test_worst(void **state) {
     free(is_in);
 }
 
-static void test_entropy(void **state) {
+TEST(test_entropy) {
     static const double densities[] = {0.0125, 0.025, 0.05, 0.1, 0.2};
-    (void)state;
     HAS_ONE_THREAD();
     for (size_t i = 0; i < 5; i++) {
         support s = random_support(N_LARGE, densities[i]);
@@ -197,8 +188,7 @@ static void test_entropy(void **state) {
     }
 }
 
-static void test_threads(void **state) {
-    (void)state;
+TEST(test_threads) {
     for (int n_threads = 2; n_threads <= 5; n_threads++) {
         tagc_pool *pool = NULL;
         assert_int_equal(tagc_pool_create(n_threads, &pool), TAGC_OK);
@@ -242,8 +232,7 @@ static int judge(const tagc_gaps *gaps, const uint8_t *bytes, size_t n_bytes) {
     return n_code > 0;
 }
 
-static void test_hostile(void **state) {
-    (void)state;
+TEST(test_hostile) {
     HAS_ONE_THREAD();
     int n_passed = 0, n_refused = 0;
     for (int trial = 0; trial < N_TRIALS; trial++) {
@@ -271,8 +260,7 @@ static void test_hostile(void **state) {
 }
 
 /* The table of a chunk against its bits: each must be refused. */
-static void test_refused(void **state) {
-    (void)state;
+TEST(test_refused) {
     HAS_ONE_THREAD();
     support s = random_support(5000, 0.05);
     tagc_gaps gaps;
@@ -290,13 +278,4 @@ static void test_refused(void **state) {
     }
     assert_true(judge(&gaps, e.bytes, e.n_bytes));
     free(e.bytes), free(s.items);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_table), cmocka_unit_test(test_small),   cmocka_unit_test(test_worst),
-        cmocka_unit_test(test_entropy),     cmocka_unit_test(test_threads), cmocka_unit_test(test_hostile),
-        cmocka_unit_test(test_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

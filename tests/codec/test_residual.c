@@ -2,16 +2,11 @@
  * a bias; and rows of any bytes. */
 #define RANDOM_SEED 37
 #include "../bits.h"
+#include "../test.h"
 #include "codec/residual.h"
 #include "core/memory.h"
 #include "random.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -132,8 +127,7 @@ static void check_row(int format, const float *x, size_t n, uint32_t seed) {
     free(row), free(again), free(out), free(second);
 }
 
-static void test_every_bit(void **state) {
-    (void)state;
+TEST(test_every_bit) {
     static float x[MOST];
     static const size_t lengths[] = {1, 31, 32, 33, 127, 128, 129, 255, 1000, 4096, MOST};
     for (int f = 0; f < N_FORMATS; f++)
@@ -145,8 +139,7 @@ static void test_every_bit(void **state) {
 }
 
 /* A range that starts anywhere is that part of the row. */
-static void test_read_anywhere(void **state) {
-    (void)state;
+TEST(test_read_anywhere) {
     float x[700], all[700], part[700];
     fill(HEAVY, x, 700);
     for (int f = 0; f < N_FORMATS; f++) {
@@ -162,8 +155,7 @@ static void test_read_anywhere(void **state) {
     }
 }
 
-static void test_clear(void **state) {
-    (void)state;
+TEST(test_clear) {
     for (int f = 0; f < N_FORMATS; f++)
         for (size_t n = 1; n < 300; n += 37) {
             float out[300];
@@ -183,8 +175,7 @@ static void test_clear(void **state) {
 
 /* Over many seeds the mean of what is stored is the value, and its variance that of rounding up with the probability of the
  * rest: step^2 * p * (1 - p). */
-static void test_unbiased(void **state) {
-    (void)state;
+TEST(test_unbiased) {
     enum { N = 1024, N_SEEDS = 4000 };
     static float x[N], out[N];
     static double sum[N], squares[N];
@@ -222,8 +213,7 @@ static void test_unbiased(void **state) {
 
 /* Values down to a millionth of their block's largest: none is too small to count. The sum over many steps is the exact one within
  * five standard deviations, that of single values and that of all in a decade. */
-static void test_small(void **state) {
-    (void)state;
+TEST(test_small) {
     enum { N = 1024, N_STEPS = 100000, N_DECADES = 7 };
     static float x[N], out[N];
     static uint8_t row[4 * N];
@@ -259,8 +249,7 @@ static void test_small(void **state) {
 }
 
 /* Neighbours, other reducers, steps, ranks and rows round independently. */
-static void test_independent(void **state) {
-    (void)state;
+TEST(test_independent) {
     enum { N = 1 << 16 };
     static const size_t lags[] = {1, 2, 3, 4, 5, 8, 64, 128, 1024};
     enum { N_OTHERS = 5 };
@@ -289,8 +278,7 @@ static void test_independent(void **state) {
 }
 
 /* Rows of any bytes are read within bounds, and refused if a value is not finite. */
-static void test_hostile(void **state) {
-    (void)state;
+TEST(test_hostile) {
     for (int trial = 0; trial < 3000; trial++) {
         int format = formats[random_below(N_FORMATS)], is_finite = 1;
         size_t n = 1 + random_below(500), n_bytes = expected_bytes(format, n);
@@ -306,14 +294,4 @@ static void test_hostile(void **state) {
     row[0] = 255;
     assert_int_equal(tagc_residual_check(TAGC_FORMAT_INT8, 100, row), TAGC_ERR_CORRUPT);
     assert_non_null(strstr(tagc_last_error(), "value 0 of 100"));
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_bit), cmocka_unit_test(test_read_anywhere),
-        cmocka_unit_test(test_clear),     cmocka_unit_test(test_unbiased),
-        cmocka_unit_test(test_small),     cmocka_unit_test(test_independent),
-        cmocka_unit_test(test_hostile),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,17 +4,12 @@
 #define RANDOM_SEED 1
 #include "../bits.h"
 #include "../repeats.h"
+#include "../test.h"
 #include "codec/select.h"
 #include "codec/select_kernels.h"
 #include "core/memory.h"
 #include "random.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -279,8 +274,7 @@ static int by_magnitude(const void *a, const void *b) {
     return (x->index > y->index) - (x->index < y->index);
 }
 
-static void reference_agrees_with_a_sort(void **state) {
-    (void)state;
+TEST(reference_agrees_with_a_sort) {
     HAS_ONE_THREAD();
     enum { N = 300 };
     fixture f = fixture_make(N);
@@ -312,8 +306,7 @@ static void reference_agrees_with_a_sort(void **state) {
     fixture_free(&f);
 }
 
-static void small_arrays(void **state) {
-    (void)state;
+TEST(small_arrays) {
     fixture f = fixture_make(400);
     for (int trial = 0; trial < N_SMALL_TRIALS; trial++) {
         random_begin(1, (uint64_t)trial);
@@ -325,8 +318,7 @@ static void small_arrays(void **state) {
 }
 
 /* From arrays that are too small to sample to those whose lines are sampled, with bands small and large. */
-static void middling_arrays(void **state) {
-    (void)state;
+TEST(middling_arrays) {
     enum { MOST = 60000 };
     fixture f = fixture_make(MOST);
     for (int trial = 0; trial < N_MIDDLE_TRIALS; trial++) {
@@ -338,8 +330,7 @@ static void middling_arrays(void **state) {
     fixture_free(&f);
 }
 
-static void sampled_arrays(void **state) {
-    (void)state;
+TEST(sampled_arrays) {
     fixture f = fixture_make(N_LARGE);
     for (int round = 0; round < N_SAMPLED; round++)
         for (size_t i = 0; i < N_FILLERS; i++) {
@@ -353,8 +344,7 @@ static void sampled_arrays(void **state) {
 }
 
 /* Beyond this size the residual is written around the cache. */
-static void arrays_larger_than_the_cache(void **state) {
-    (void)state;
+TEST(arrays_larger_than_the_cache) {
     const size_t n = ((size_t)1 << 21) + 12345;
     fixture f = fixture_make(n);
     random_begin(3, 0);
@@ -384,8 +374,7 @@ static int passes_of_all(const fixture *f, tagc_pool *pool, size_t n, size_t k, 
 /* The other tests pass with a prediction that never holds, or always; this one watches which path was taken. Bounds
  * of four standard deviations miss once in 16,000 trials where the sampled lines that hold what is large are many, and
  * more often where they are a dozen. If 1 trial in 1,000 misses, 3 of 48 do once in 60,000 choices of the seed. */
-static void prediction_holds_where_it_can(void **state) {
-    (void)state;
+TEST(prediction_holds_where_it_can) {
     const filler predictable[] = {fill_heavy, fill_rows, fill_few_non_zeros, fill_cancelling, fill_long_rows};
     const double sparsities[] = {0.5, 0.8, 0.9, 0.95, 0.97, 0.9875};
     fixture f = fixture_make(N_LARGE);
@@ -404,8 +393,7 @@ static void prediction_holds_where_it_can(void **state) {
 
 /* Fragments of a few thousand elements, of which single elements are sampled: wherever the large ones lie, the sample is as
  * one of independent elements. The bounds of a fragment miss in 1 of 1,000 at most. */
-static void prediction_holds_for_small_fragments(void **state) {
-    (void)state;
+TEST(prediction_holds_for_small_fragments) {
     HAS_ONE_THREAD();
     const filler predictable[] = {fill_heavy, fill_rows, fill_clumped, fill_cancelling, fill_periodic};
     const double sparsities[] = {0.5, 0.9, 0.95, 0.9875, 0.999};
@@ -433,8 +421,7 @@ static void prediction_holds_for_small_fragments(void **state) {
 
 /* Values so close together that a bucket of the sample holds a third of k: the band is a bucket wide at
  * least, and a large sample's margin leaves less room than that. */
-static void band_has_room_for_a_bucket(void **state) {
-    (void)state;
+TEST(band_has_room_for_a_bucket) {
     HAS_ONE_THREAD();
     const size_t n = (size_t)1 << 21;
     fixture f = fixture_make(n);
@@ -448,8 +435,7 @@ static void band_has_room_for_a_bucket(void **state) {
     fixture_free(&f);
 }
 
-static void non_finite_is_seen_anywhere(void **state) {
-    (void)state;
+TEST(non_finite_is_seen_anywhere) {
     const uint32_t bad_bits[] = {0x7f800000, 0xff800000, 0x7fc00000, 0xffc00001, 0x7f800001};
     fixture f = fixture_make(100000);
     for (int trial = 0; trial < REPEATS(200, 200, 40); trial++) {
@@ -474,8 +460,7 @@ static void non_finite_is_seen_anywhere(void **state) {
 
 /* What was sent and what is left make up what came in, and with nothing left a step returns the gradient's
  * bits. */
-static void nothing_is_lost_over_steps(void **state) {
-    (void)state;
+TEST(nothing_is_lost_over_steps) {
     HAS_ONE_THREAD();
     enum { N = 50000 };
     size_t k = tagc_select_count(N, 0.95);
@@ -512,8 +497,7 @@ static void nothing_is_lost_over_steps(void **state) {
     free(indices);
 }
 
-static void count_is_the_largest_allowed(void **state) {
-    (void)state;
+TEST(count_is_the_largest_allowed) {
     HAS_ONE_THREAD();
     assert_int_equal(tagc_select_count(10, 0.9), 1);
     assert_int_equal(tagc_select_count(80, 0.9875), 1);
@@ -538,8 +522,7 @@ static void count_is_the_largest_allowed(void **state) {
 }
 
 /* In place, an array larger than the cache has only its losers written around it. */
-static void losers_go_back_around_the_cache(void **state) {
-    (void)state;
+TEST(losers_go_back_around_the_cache) {
     const size_t n = ((size_t)1 << 21) + 12345, k = tagc_select_count(n, 0.9);
     fixture f = fixture_make(n);
     random_begin(9, 0);
@@ -551,22 +534,4 @@ static void losers_go_back_around_the_cache(void **state) {
         for (int in_place = 0; in_place < 2; in_place++)
             run_and_compare(&f, kernels[i], f.pools[in_place], n, k, in_place, &expected);
     fixture_free(&f);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reference_agrees_with_a_sort),
-        cmocka_unit_test(small_arrays),
-        cmocka_unit_test(middling_arrays),
-        cmocka_unit_test(sampled_arrays),
-        cmocka_unit_test(arrays_larger_than_the_cache),
-        cmocka_unit_test(prediction_holds_where_it_can),
-        cmocka_unit_test(prediction_holds_for_small_fragments),
-        cmocka_unit_test(band_has_room_for_a_bucket),
-        cmocka_unit_test(non_finite_is_seen_anywhere),
-        cmocka_unit_test(nothing_is_lost_over_steps),
-        cmocka_unit_test(count_is_the_largest_allowed),
-        cmocka_unit_test(losers_go_back_around_the_cache),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

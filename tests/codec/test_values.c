@@ -1,16 +1,11 @@
 /* Formats of values: all tables give the same bits, scales are what they are said to be, and no accepted bytes decode to
  * anything that is not finite. */
 #define RANDOM_SEED 5
+#include "../test.h"
 #include "codec/residual.h"
 #include "codec/values.h"
 #include "random.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -84,8 +79,7 @@ static void result_free(result *r) {
     free(r->decoded), free(r->errors), free(r->received), free(r->bytes);
 }
 
-static void test_every_table(void **state) {
-    (void)state;
+TEST(test_every_table) {
     const tagc_code_kernels *available[TAGC_CODE_MAX_KERNELS];
     size_t n_available = tagc_code_available(available);
     for (int trial = 0; trial < N_TRIALS; trial++) {
@@ -113,8 +107,7 @@ static void test_every_table(void **state) {
 }
 
 /* Rounded at random: every table as the plain one, and in parts as at once. */
-static void test_random(void **state) {
-    (void)state;
+TEST(test_random) {
     const tagc_code_kernels *available[TAGC_CODE_MAX_KERNELS];
     size_t n_available = tagc_code_available(available);
     for (int trial = 0; trial < N_TRIALS; trial++) {
@@ -143,8 +136,7 @@ static void test_random(void **state) {
 
 /* Values down to a millionth of their block's largest: over many roundings the sums of each decade are the exact ones, within five
  * standard deviations. */
-static void test_means(void **state) {
-    (void)state;
+TEST(test_means) {
     enum { N = 1024, BLOCK = 128, N_STEPS = 100000, N_DECADES = 7 };
     static float x[N], received[N];
     static uint8_t bytes[2 * N];
@@ -173,8 +165,7 @@ static void test_means(void **state) {
 }
 
 /* In parts as at once; decoded and errors into the values themselves, or nowhere. */
-static void test_parts(void **state) {
-    (void)state;
+TEST(test_parts) {
     for (int trial = 0; trial < N_TRIALS; trial++) {
         size_t n = 1 + random_below(MAX_N);
         tagc_value_format format = random_format();
@@ -219,8 +210,7 @@ static double error_energy(int values, int sparse, int kind) {
 }
 
 /* Bounds from a search over scales in double arithmetic; twice a format's own error would break them. */
-static void test_errors(void **state) {
-    (void)state;
+TEST(test_errors) {
     static const struct {
         int values, sparse, kind;
         double most;
@@ -239,8 +229,7 @@ static void test_errors(void **state) {
 }
 
 /* Integers are the nearest. */
-static void test_scales(void **state) {
-    (void)state;
+TEST(test_scales) {
     for (int trial = 0; trial < N_TRIALS; trial++) {
         float x[128], decoded[128];
         uint8_t bytes[2 + 128];
@@ -270,8 +259,7 @@ static void check_finite(const tagc_value_format *format, const uint8_t *bytes, 
     free(values);
 }
 
-static void test_any_scale(void **state) {
-    (void)state;
+TEST(test_any_scale) {
     for (int values = TAGC_FORMAT_BF16; values <= TAGC_FORMAT_INT2; values++) {
         tagc_value_format format = tagc_values_format(values, 4096, 0);
         size_t n = 4096, n_bytes = tagc_values_bytes(&format, n), n_good = 0;
@@ -293,8 +281,7 @@ static void test_any_scale(void **state) {
     }
 }
 
-static void test_hostile(void **state) {
-    (void)state;
+TEST(test_hostile) {
     int n_passed = 0, n_refused = 0;
     for (int trial = 0; trial < 3 * N_TRIALS; trial++) {
         size_t n = 1 + random_below(300);
@@ -314,13 +301,4 @@ static void test_hostile(void **state) {
         free(values);
     }
     assert_true(n_passed > 0 && n_refused > 0);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_table), cmocka_unit_test(test_random),  cmocka_unit_test(test_means),
-        cmocka_unit_test(test_parts),       cmocka_unit_test(test_errors),  cmocka_unit_test(test_scales),
-        cmocka_unit_test(test_any_scale),   cmocka_unit_test(test_hostile),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

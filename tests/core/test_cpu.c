@@ -1,13 +1,8 @@
 /* TAGC_CPU makes a process act as on a lesser processor, and nothing but a level of this processor is followed. The level
  * is found once per process, so each case is a child. */
+#include "../test.h"
 #include "core/cpu.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,8 +48,7 @@ static answers answers_with(const char *value) {
     return a;
 }
 
-static void best_is_what_the_processor_has(void **state) {
-    (void)state;
+TEST(best_is_what_the_processor_has) {
     answers a = answers_with(NULL), empty = answers_with("");
     assert_int_equal(a.status, TAGC_OK);
     assert_int_equal(empty.status, TAGC_OK);
@@ -72,8 +66,7 @@ static void best_is_what_the_processor_has(void **state) {
 #endif
 }
 
-static void a_level_hides_what_is_better(void **state) {
-    (void)state;
+TEST(a_level_hides_what_is_better) {
     answers free_choice = answers_with(NULL);
     for (int i = 0; i < N_ALL; i++) {
         answers a = answers_with(tagc_cpu_name(all[i]));
@@ -92,8 +85,7 @@ static void a_level_hides_what_is_better(void **state) {
     }
 }
 
-static void other_words_are_refused(void **state) {
-    (void)state;
+TEST(other_words_are_refused) {
     const char *words[] = {"sse2", "AVX2", " avx2", "avx", "avx5120", "0"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         answers a = answers_with(words[i]);
@@ -126,10 +118,5 @@ static int answer(int argc, char **argv) {
 
 int main(int argc, char **argv) {
     if (argc > 1) return answer(argc, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(best_is_what_the_processor_has),
-        cmocka_unit_test(a_level_hides_what_is_better),
-        cmocka_unit_test(other_words_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

@@ -1,17 +1,11 @@
 /* The arena must measure and place alike, keep its pieces apart, and turn a size overflow into a failed
  * allocation. */
+#include "../test.h"
 #include "core/memory.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <string.h>
 
-static void measures_and_places_alike(void **state) {
-    (void)state;
+TEST(measures_and_places_alike) {
     const size_t n_items[] = {1, 0, 17, 64, 1000, 3};
     const size_t item_bytes[] = {1, 8, 4, 1, 12, 8};
     tagc_arena measure = {0};
@@ -34,8 +28,7 @@ static void measures_and_places_alike(void **state) {
     tagc_memory_destroy(memory);
 }
 
-static void overflow_cannot_be_allocated(void **state) {
-    (void)state;
+TEST(overflow_cannot_be_allocated) {
     const size_t n_items[] = {SIZE_MAX, SIZE_MAX / 8, SIZE_MAX / 2};
     const size_t item_bytes[] = {1, 9, 3};
     for (int i = 0; i < 3; i++) {
@@ -51,8 +44,7 @@ static void overflow_cannot_be_allocated(void **state) {
     }
 }
 
-static void memory_is_zero_and_aligned(void **state) {
-    (void)state;
+TEST(memory_is_zero_and_aligned) {
     const size_t n_bytes[] = {0,  1,    63,
                               64, 4097, (size_t)5 << 20}; /* the last one takes the huge page path */
     for (int i = 0; i < 6; i++) {
@@ -67,13 +59,4 @@ static void memory_is_zero_and_aligned(void **state) {
         tagc_memory_destroy(memory);
     }
     tagc_memory_destroy(NULL);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(measures_and_places_alike),
-        cmocka_unit_test(overflow_cannot_be_allocated),
-        cmocka_unit_test(memory_is_zero_and_aligned),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

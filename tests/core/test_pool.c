@@ -1,13 +1,8 @@
 /* The pool must call every index once per loop and let the caller see all that was written, over many short
  * loops. */
+#include "../test.h"
 #include "core/pool.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <string.h>
 
 #ifdef TAGC_SANITIZED
@@ -28,8 +23,7 @@ static void note_call(void *arg, int index, int n_threads) {
     l->calls[index]++;
 }
 
-static void every_index_once_per_loop(void **state) {
-    (void)state;
+TEST(every_index_once_per_loop) {
     for (int n_threads = 1; n_threads <= 8; n_threads++) {
         tagc_pool *pool;
         assert_int_equal(tagc_pool_create(n_threads, &pool), TAGC_OK);
@@ -57,8 +51,7 @@ static void add_share(void *arg, int index, int n_threads) {
     for (size_t i = (size_t)index; i < s->n; i += (size_t)n_threads) s->partial[index] += s->items[i];
 }
 
-static void different_work_in_turn(void **state) {
-    (void)state;
+TEST(different_work_in_turn) {
     enum { N = 1000 };
     uint64_t items[N];
     for (uint64_t i = 0; i < N; i++) items[i] = i * i;
@@ -77,8 +70,7 @@ static void different_work_in_turn(void **state) {
     tagc_pool_destroy(pool);
 }
 
-static void pool_without_threads(void **state) {
-    (void)state;
+TEST(pool_without_threads) {
     ledger l = {0};
     tagc_pool_run(NULL, note_call, &l);
     assert_int_equal(tagc_pool_n_threads(NULL), 1);
@@ -87,8 +79,7 @@ static void pool_without_threads(void **state) {
     tagc_pool_destroy(NULL);
 }
 
-static void bad_counts_are_named(void **state) {
-    (void)state;
+TEST(bad_counts_are_named) {
     const int bad[] = {-1, 0, 257};
     for (int i = 0; i < 3; i++) {
         tagc_pool *pool = (tagc_pool *)&pool; /* not NULL, so that the test sees it being cleared */
@@ -100,14 +91,4 @@ static void bad_counts_are_named(void **state) {
     tagc_pool *pool;
     assert_int_equal(tagc_pool_create(256, &pool), TAGC_OK);
     tagc_pool_destroy(pool); /* without ever running */
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_index_once_per_loop),
-        cmocka_unit_test(different_work_in_turn),
-        cmocka_unit_test(pool_without_threads),
-        cmocka_unit_test(bad_counts_are_named),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

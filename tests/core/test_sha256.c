@@ -1,13 +1,10 @@
 /* SHA-256 and HMAC against FIPS 180-4, RFC 4231 and Python's hashlib and hmac. */
+#include "../test.h"
 #include "core/sha256.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static void hash_of(const void *bytes, size_t n_bytes, unsigned char *out) {
     tagc_sha256 hash;
@@ -22,8 +19,7 @@ static void assert_hex(const unsigned char *found, const char *expected) {
     assert_string_equal(text, expected);
 }
 
-static void examples_of_fips(void **state) {
-    (void)state;
+TEST(examples_of_fips) {
     static const char *const two = "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq";
     unsigned char out[TAGC_SHA256_BYTES], thousand[1000];
     hash_of("abc", 3, out);
@@ -40,8 +36,7 @@ static void examples_of_fips(void **state) {
     assert_hex(out, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
-static void cases_of_rfc_4231(void **state) {
-    (void)state;
+TEST(cases_of_rfc_4231) {
     static const char
         large[] = "Test Using Larger Than Block-Size Key - Hash Key First",
         both[] = "This is a test using a larger than block-size key and a larger than block-size data. "
@@ -79,8 +74,7 @@ static void cases_of_rfc_4231(void **state) {
  *   for n in range(1001):
  *       hashes.update(hashlib.sha256(data[:n]).digest())
  *       macs.update(hmac.digest(data[:n % 200], data[:n], "sha256")) */
-static void all_lengths_as_in_python(void **state) {
-    (void)state;
+TEST(all_lengths_as_in_python) {
     enum { MOST = 1000 };
     unsigned char data[MOST], out[TAGC_SHA256_BYTES];
     tagc_sha256 hashes, macs;
@@ -99,8 +93,7 @@ static void all_lengths_as_in_python(void **state) {
     assert_hex(out, "b73c853578a4e34b9ff808d0480ab26b92bdfbcb40d69b8f9c857380d4ac6ab7");
 }
 
-static void pieces_are_the_whole(void **state) {
-    (void)state;
+TEST(pieces_are_the_whole) {
     unsigned char data[300], whole[TAGC_SHA256_BYTES], out[TAGC_SHA256_BYTES];
     for (size_t i = 0; i < sizeof data; i++) data[i] = (unsigned char)(i * i);
     hash_of(data, sizeof data, whole);
@@ -114,8 +107,7 @@ static void pieces_are_the_whole(void **state) {
     }
 }
 
-static void one_bit_is_another_secret(void **state) {
-    (void)state;
+TEST(one_bit_is_another_secret) {
     unsigned char a[TAGC_SHA256_BYTES] = {0}, b[TAGC_SHA256_BYTES] = {0};
     assert_true(tagc_is_same_secret(a, b, sizeof a));
     for (size_t i = 0; i < 8 * sizeof a; i++) {
@@ -123,13 +115,4 @@ static void one_bit_is_another_secret(void **state) {
         assert_false(tagc_is_same_secret(a, b, sizeof a));
         b[i / 8] = 0;
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(examples_of_fips),          cmocka_unit_test(cases_of_rfc_4231),
-        cmocka_unit_test(all_lengths_as_in_python),  cmocka_unit_test(pieces_are_the_whole),
-        cmocka_unit_test(one_bit_is_another_secret),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,12 +1,7 @@
 /* Structs between callers and libraries of other versions: what is read, written and refused, byte by byte. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "../test.h"
 #include "core/sized.h"
 
 typedef struct here { /* as the library has it */
@@ -19,8 +14,7 @@ enum { FIRST_VERSION = offsetof(here, third) /* 16 */, MOST = 4096, FILL = 0xa5 
 static const here defaults = {.first = 1, .second = -2, .third = 3.5};
 static const tagc_sized type = {"tagc_here", sizeof(here), FIRST_VERSION, &defaults};
 
-static void init_fills_what_the_caller_has(void **state) {
-    (void)state;
+TEST(init_fills_what_the_caller_has) {
     unsigned char bytes[64];
     for (size_t n = 0; n <= 48; n++) {
         here expected = defaults;
@@ -35,8 +29,7 @@ static void init_fills_what_the_caller_has(void **state) {
     tagc_sized_init(&type, NULL, 32);
 }
 
-static void reading_completes_or_refuses(void **state) {
-    (void)state;
+TEST(reading_completes_or_refuses) {
     unsigned char bytes[MOST + 1];
     here got, expected;
     for (size_t n = 0; n <= 48; n++) {
@@ -71,8 +64,7 @@ static void reading_completes_or_refuses(void **state) {
     assert_int_equal(tagc_sized_check(&type, bytes), TAGC_ERR_ARGUMENT);
 }
 
-static void writing_keeps_to_the_caller(void **state) {
-    (void)state;
+TEST(writing_keeps_to_the_caller) {
     unsigned char bytes[64];
     const here from = {sizeof from, 10, 20, 30.25};
     for (size_t n = FIRST_VERSION; n <= 48; n++) {
@@ -85,13 +77,4 @@ static void writing_keeps_to_the_caller(void **state) {
         assert_memory_equal(bytes, &expected, n_known);
         for (size_t i = n_known; i < sizeof bytes; i++) assert_int_equal(bytes[i], i < n ? 0 : FILL);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(init_fills_what_the_caller_has),
-        cmocka_unit_test(reading_completes_or_refuses),
-        cmocka_unit_test(writing_keeps_to_the_caller),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,12 +1,8 @@
 /* Whether compression pays, on both sides of each boundary. */
+#include "../test.h"
 #include "tagc/tagc.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #define UNKNOWN TAGC_VERDICT_UNKNOWN
 #define PAYS TAGC_VERDICT_PAYS
@@ -20,8 +16,7 @@ static void check(double baseline_s, double compressed_s, double spread_s, tagc_
                  tagc_verdict_name(seen), tagc_verdict_name(expected));
 }
 
-static void the_margin(void **state) {
-    (void)state;
+TEST(the_margin) {
     const double most = 1 + TAGC_VERDICT_MARGIN;
     check(1, 1, 0, ALIKE);
     check(2, 1, 0, PAYS);
@@ -35,8 +30,7 @@ static void the_margin(void **state) {
     }
 }
 
-static void the_spread(void **state) {
-    (void)state;
+TEST(the_spread) {
     check(1.5, 1, 0.25, PAYS);
     check(1.5, 1, nextafter(0.5, 0), PAYS);
     check(1.5, 1, 0.5, ALIKE);
@@ -46,8 +40,7 @@ static void the_spread(void **state) {
     check(1.04, 1, 0.01, ALIKE); /* beyond the spread, within the margin */
 }
 
-static void what_is_no_time(void **state) {
-    (void)state;
+TEST(what_is_no_time) {
     const double none[] = {0, -0.0, -1, (double)NAN, (double)INFINITY, -(double)INFINITY};
     for (size_t i = 0; i < sizeof none / sizeof *none; i++) {
         check(none[i], 1, 0, UNKNOWN);
@@ -59,18 +52,11 @@ static void what_is_no_time(void **state) {
     check(2, 1, -1e-300, UNKNOWN);
 }
 
-static void names(void **state) {
-    (void)state;
+TEST(names) {
     assert_string_equal(tagc_verdict_name(UNKNOWN), "unknown");
     assert_string_equal(tagc_verdict_name(PAYS), "pays");
     assert_string_equal(tagc_verdict_name(ALIKE), "makes no difference");
     assert_string_equal(tagc_verdict_name(COSTS), "costs");
     assert_string_equal(tagc_verdict_name(-1), "?");
     assert_string_equal(tagc_verdict_name(4), "?");
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(the_margin), cmocka_unit_test(the_spread),
-                                       cmocka_unit_test(what_is_no_time), cmocka_unit_test(names)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,13 +2,7 @@
 #ifndef TAGC_TESTS_DATA_SCRATCH_H
 #define TAGC_TESTS_DATA_SCRATCH_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
+#include "../test.h"
 #include "tagc/tagc.h"
 #include <dirent.h>
 #include <ftw.h>

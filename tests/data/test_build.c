@@ -61,7 +61,7 @@ static void expect_text(const char *path, const char *expected) {
     free(text);
 }
 
-static void reads_folders_files_and_gzip_in_order(void **state) {
+TEST(reads_folders_files_and_gzip_in_order) {
     const char *root = *state;
     char in[600], out[600], path[700];
     snprintf(in, sizeof in, "%s/order", root);
@@ -109,7 +109,7 @@ static void reads_folders_files_and_gzip_in_order(void **state) {
     assert_int_equal(report.skipped[TAGC_SKIP_SPECIAL].n, 0);
 }
 
-static void few_documents_give_their_tails(void **state) {
+TEST(few_documents_give_their_tails) {
     const char *out = *state, *a = scratch_path(*state, "tail_a"), *b = scratch_path(*state, "tail_b");
     scratch_write(a, "0123456789", 10);
     scratch_write(b, "abcdefghijklmnopqrst", 20);
@@ -121,7 +121,7 @@ static void few_documents_give_their_tails(void **state) {
     expect_text(scratch_path(*state, "val.bin"), "89|qrst|");
 }
 
-static void many_documents_are_given_whole(void **state) {
+TEST(many_documents_are_given_whole) {
     enum { N = 200 };
     char in[600], path[700];
     uint64_t seed = 17;
@@ -171,7 +171,7 @@ static void many_documents_are_given_whole(void **state) {
 }
 
 /* Larger than the builder's chunk, so that the cuts between chunks are seen to change nothing. */
-static void chunks_do_not_show(void **state) {
+TEST(chunks_do_not_show) {
     size_t n = (5u << 20) / 2;
     char *text = malloc(n);
     for (size_t i = 0; i < n; i++) text[i] = "\xe6\x9c\xa8\xc3\x9f \xf0\x9f\x8e\x89xy\n"[i % 13];
@@ -201,7 +201,7 @@ static void expect_skipped(const tagc_data_report *report, tagc_data_skip why, u
         fail_msg("\"%s\" lacks \"%s\"", report->skipped[why].names, names);
 }
 
-static void what_is_left_out_is_told(void **state) {
+TEST(what_is_left_out_is_told) {
     char in[600], out[600], names[8][700];
     snprintf(in, sizeof in, "%s/odd", (char *)*state);
     snprintf(out, sizeof out, "%s/odd-out", (char *)*state);
@@ -259,7 +259,7 @@ static void what_is_left_out_is_told(void **state) {
     expect_skipped(&report, TAGC_SKIP_HIDDEN, 5, "nnn, ...");
 }
 
-static void a_file_counts_once(void **state) {
+TEST(a_file_counts_once) {
     char in[600], out[600], paths[5][700];
     snprintf(in, sizeof in, "%s/twice", (char *)*state);
     snprintf(out, sizeof out, "%s/twice-out", (char *)*state);
@@ -283,7 +283,7 @@ static void a_file_counts_once(void **state) {
     expect_skipped(&report, TAGC_SKIP_TWICE, 9, "c-soft, ");
 }
 
-static void unreadable_names_are_told(void **state) {
+TEST(unreadable_names_are_told) {
     char in[600], out[600];
     snprintf(in, sizeof in, "%s/shut", (char *)*state);
     snprintf(out, sizeof out, "%s/shut-out", (char *)*state);
@@ -318,7 +318,7 @@ static void unreadable_names_are_told(void **state) {
 }
 
 /* Characters as glibc decodes them, on bytes that are nearly UTF-8; the byte 0 counts, too. */
-static void invalid_bytes_are_those_of_iconv(void **state) {
+TEST(invalid_bytes_are_those_of_iconv) {
     enum { N = 1 << 16 };
     static const uint8_t leads[] = {0x41, 0x80, 0xbf, 0xc1, 0xc2, 0xdf, 0xe0, 0xed, 0xef,
                                     0xf0, 0xf4, 0xf5, 0x9f, 0xa0, 0x8f, 0x90, 0xff, 0x00};
@@ -390,7 +390,7 @@ static void build_fails(const earlier *e, const char *input, tagc_status status,
     assert_fails(tagc_data_build(&options, NULL), status, part);
 }
 
-static void invalid_text_is_named_with_its_byte(void **state) {
+TEST(invalid_text_is_named_with_its_byte) {
     static const struct {
         const char *text;
         size_t n_bytes;
@@ -422,7 +422,7 @@ static void invalid_text_is_named_with_its_byte(void **state) {
     check_untouched(&e);
 }
 
-static void lossy_keeps_bytes_as_they_are(void **state) {
+TEST(lossy_keeps_bytes_as_they_are) {
     const char *path = scratch_path(*state, "lossy.txt");
     scratch_write(path, "a\xff\xc3(\xe6\x9c\xa8\xe6\x9c", 9);
     remove(scratch_path(*state, "val.bin")); /* of the test before */
@@ -435,7 +435,7 @@ static void lossy_keeps_bytes_as_they_are(void **state) {
     expect_text(scratch_path(*state, "train.bin"), "a\xff\xc3(\xe6\x9c\xa8\xe6\x9c|");
 }
 
-static void damaged_gzip_is_named_with_its_byte(void **state) {
+TEST(damaged_gzip_is_named_with_its_byte) {
     earlier e = build_earlier(*state);
     const char *path = scratch_path(*state, "bad.gz");
     enum { N_TEXT = 200000 };
@@ -472,7 +472,7 @@ static void damaged_gzip_is_named_with_its_byte(void **state) {
     check_untouched(&e);
 }
 
-static void nothing_to_read(void **state) {
+TEST(nothing_to_read) {
     earlier e = build_earlier(*state);
     char folder[600];
     snprintf(folder, sizeof folder, "%s/bare", (char *)*state);
@@ -486,7 +486,7 @@ static void nothing_to_read(void **state) {
     check_untouched(&e);
 }
 
-static void bad_options_are_named(void **state) {
+TEST(bad_options_are_named) {
     const char *path = scratch_path(*state, "good.txt");
     tagc_data_options options = options_for(&path, 0, *state);
     assert_fails(tagc_data_build(&options, NULL), TAGC_ERR_ARGUMENT, "n_inputs is 0");
@@ -506,7 +506,7 @@ static void bad_options_are_named(void **state) {
 }
 
 /* RLIMIT_FSIZE makes writes fail as a full disk does, with another word. */
-static void a_full_disk_is_told(void **state) {
+TEST(a_full_disk_is_told) {
     earlier e = build_earlier(*state);
     const char *path = scratch_path(*state, "big.txt");
     size_t n = 1 << 20;
@@ -536,7 +536,7 @@ static int stop_at_second_file(void *context, const tagc_data_report *so_far) {
     return so_far->n_files >= 1;
 }
 
-static void the_caller_can_stop_it(void **state) {
+TEST(the_caller_can_stop_it) {
     earlier e = build_earlier(*state);
     const char *inputs[] = {scratch_path(*state, "good.txt"), scratch_path(*state, "next.txt")};
     scratch_write(inputs[1], "more", 4);
@@ -550,22 +550,5 @@ static void the_caller_can_stop_it(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_folders_files_and_gzip_in_order),
-        cmocka_unit_test(few_documents_give_their_tails),
-        cmocka_unit_test(many_documents_are_given_whole),
-        cmocka_unit_test(chunks_do_not_show),
-        cmocka_unit_test(what_is_left_out_is_told),
-        cmocka_unit_test(a_file_counts_once),
-        cmocka_unit_test(unreadable_names_are_told),
-        cmocka_unit_test(invalid_bytes_are_those_of_iconv),
-        cmocka_unit_test(invalid_text_is_named_with_its_byte),
-        cmocka_unit_test(lossy_keeps_bytes_as_they_are),
-        cmocka_unit_test(damaged_gzip_is_named_with_its_byte),
-        cmocka_unit_test(nothing_to_read),
-        cmocka_unit_test(bad_options_are_named),
-        cmocka_unit_test(a_full_disk_is_told),
-        cmocka_unit_test(the_caller_can_stop_it),
-    };
-    return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
+    return test_run(scratch_make, scratch_remove);
 }

@@ -96,7 +96,7 @@ static const struct {
     {"zero.txt", BYTES("a\0b"), "zero.txt: byte 1 is 0x00, which is no text"},
 };
 
-static void other_kinds_are_refused_with_a_way_out(void **state) {
+TEST(other_kinds_are_refused_with_a_way_out) {
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         built b = build(*state, kinds[i].name, kinds[i].bytes, kinds[i].n_bytes, 0);
         if (b.status != TAGC_ERR_UNSUPPORTED && b.status != TAGC_ERR_CORRUPT) fail_msg("%zu is taken", i);
@@ -109,7 +109,7 @@ static void other_kinds_are_refused_with_a_way_out(void **state) {
 }
 
 /* Letters that files of other kinds begin with are text where all is text; zeros here and there make no UTF-16. */
-static void texts_are_not_refused(void **state) {
+TEST(texts_are_not_refused) {
     static const char *const texts[] = {"PAR1 is how a Parquet file begins",
                                         "GGUF is a format",
                                         "%PDF-1.7 is not here",
@@ -126,7 +126,7 @@ static void texts_are_not_refused(void **state) {
     }
 }
 
-static void a_mark_inside_stays(void **state) {
+TEST(a_mark_inside_stays) {
     built b = build_text(*state, "mark.txt", "\xef\xbb\xbf\xef\xbb\xbfone \xef\xbb\xbftwo\r\n");
     assert_ok(b.status);
     assert_int_equal(b.report.n_text_bytes, 3 + 4 + 3 + 5);
@@ -134,10 +134,5 @@ static void a_mark_inside_stays(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(other_kinds_are_refused_with_a_way_out),
-        cmocka_unit_test(texts_are_not_refused),
-        cmocka_unit_test(a_mark_inside_stays),
-    };
-    return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
+    return test_run(scratch_make, scratch_remove);
 }

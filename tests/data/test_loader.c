@@ -35,8 +35,7 @@ static tagc_loader *make(const tagc_tokens *tokens, int n_batch, int n_tokens, i
     return loader;
 }
 
-static void permutations_are_one_to_one(void **state) {
-    (void)state;
+TEST(permutations_are_one_to_one) {
     for (uint64_t n = 1; n <= 300; n++) {
         for (uint64_t key = 0; key < 4; key++) {
             uint8_t seen[300] = {0};
@@ -54,8 +53,7 @@ static void permutations_are_one_to_one(void **state) {
 }
 
 /* All places are equally likely for item 0, and neighbours do not stay neighbours. */
-static void permutations_look_random(void **state) {
-    (void)state;
+TEST(permutations_look_random) {
     enum { N = 10, N_KEYS = 20000 };
     int count[N][N] = {{0}};
     for (uint64_t key = 0; key < N_KEYS; key++) {
@@ -73,7 +71,7 @@ static void permutations_look_random(void **state) {
 }
 
 /* For many shapes: over an epoch the starts are offset + a permutation of the multiples of T, and all fit. */
-static void an_epoch_is_every_window_once(void **state) {
+TEST(an_epoch_is_every_window_once) {
     enum { T = 7 };
     uint64_t first_starts[2][3];
     for (size_t n = T + 1; n < 100; n++) {
@@ -108,7 +106,7 @@ static void an_epoch_is_every_window_once(void **state) {
     assert_true(first_starts[0][1] != first_starts[0][2] || first_starts[1][1] != first_starts[1][2]);
 }
 
-static void offsets_reach_every_token(void **state) {
+TEST(offsets_reach_every_token) {
     enum { T = 8 };
     tagc_tokens *tokens = counting_tokens(*state, 100);
     tagc_loader *loader = make(tokens, 1, T, 0, 1, 1);
@@ -123,7 +121,7 @@ static void offsets_reach_every_token(void **state) {
     tagc_tokens_close(tokens);
 }
 
-static void ranks_share_one_global_batch(void **state) {
+TEST(ranks_share_one_global_batch) {
     enum { T = 5, GLOBAL = 12, N_STEPS = 30 };
     tagc_tokens *tokens = counting_tokens(*state, 333);
     int expected_in[GLOBAL * T], expected_out[GLOBAL * T], in[GLOBAL * T], out[GLOBAL * T];
@@ -148,7 +146,7 @@ static void ranks_share_one_global_batch(void **state) {
     tagc_tokens_close(tokens);
 }
 
-static void resumes_where_it_was(void **state) {
+TEST(resumes_where_it_was) {
     enum { T = 6, B = 4 };
     tagc_tokens *tokens = counting_tokens(*state, 500);
     tagc_loader *first = make(tokens, B, T, 1, 2, 9), *second = make(tokens, B, T, 1, 2, 9);
@@ -174,7 +172,7 @@ static void resumes_where_it_was(void **state) {
     tagc_tokens_close(tokens);
 }
 
-static void evaluation_reads_in_order(void **state) {
+TEST(evaluation_reads_in_order) {
     enum { T = 4 };
     tagc_tokens *tokens = counting_tokens(*state, 41);
     tagc_loader *ranks[2];
@@ -202,7 +200,7 @@ static void evaluation_reads_in_order(void **state) {
     tagc_tokens_close(tokens);
 }
 
-static void refuses_bad_options(void **state) {
+TEST(refuses_bad_options) {
     tagc_tokens *tokens = counting_tokens(*state, 20);
     tagc_loader *loader = (tagc_loader *)1;
     tagc_loader_options good, bad;
@@ -238,11 +236,5 @@ static void refuses_bad_options(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(permutations_are_one_to_one),   cmocka_unit_test(permutations_look_random),
-        cmocka_unit_test(an_epoch_is_every_window_once), cmocka_unit_test(offsets_reach_every_token),
-        cmocka_unit_test(ranks_share_one_global_batch),  cmocka_unit_test(resumes_where_it_was),
-        cmocka_unit_test(evaluation_reads_in_order),     cmocka_unit_test(refuses_bad_options),
-    };
-    return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
+    return test_run(scratch_make, scratch_remove);
 }

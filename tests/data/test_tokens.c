@@ -43,7 +43,7 @@ static size_t make_ours(uint8_t *file, uint32_t width, uint32_t vocab_size, cons
     return make_version(2, file, width, vocab_size, tokens, n);
 }
 
-static void reads_ours_in_each_width(void **state) {
+TEST(reads_ours_in_each_width) {
     static const struct { uint32_t width, vocab_size; } kinds[] = {{1, 256}, {2, 50257}, {4, 128256}};
     const char *path = scratch_path(*state, "ours.tokens");
     for (size_t k = 0; k < 3; k++) {
@@ -78,7 +78,7 @@ static void reads_ours_in_each_width(void **state) {
     }
 }
 
-static void reads_nanogpt(void **state) {
+TEST(reads_nanogpt) {
     const uint8_t file[] = {0x00, 0x00, 0x50, 0xc4, 0xff, 0xff, 0x01, 0x02};
     const char *path = scratch_path(*state, "train.bin"), *other = scratch_path(*state, "train.data");
     scratch_write(path, file, sizeof file);
@@ -113,7 +113,7 @@ static void reads_nanogpt(void **state) {
     assert_fails(tagc_tokens_open(path, &tokens), TAGC_ERR_CORRUPT, "7 bytes");
 }
 
-static void reads_llmc(void **state) {
+TEST(reads_llmc) {
     static const struct {
         uint32_t magic, version, vocab_size;
         int width;
@@ -153,8 +153,7 @@ static void reads_llmc(void **state) {
     }
 }
 
-static void refuses_every_cut_and_every_flipped_bit(void **state) {
-    (void)state;
+TEST(refuses_every_cut_and_every_flipped_bit) {
     uint32_t values[40];
     uint8_t file[128 + 80], broken[sizeof file];
     for (uint32_t i = 0; i < 40; i++) values[i] = i * 7;
@@ -172,8 +171,7 @@ static void refuses_every_cut_and_every_flipped_bit(void **state) {
 }
 
 /* Files that tagc up to 0.2 made have XXH64 as checksum, and only they. */
-static void reads_the_first_version(void **state) {
-    (void)state;
+TEST(reads_the_first_version) {
     uint32_t values[40];
     uint8_t file[128 + 80];
     for (uint32_t i = 0; i < 40; i++) values[i] = i * 7;
@@ -191,7 +189,7 @@ static void reads_the_first_version(void **state) {
 }
 
 /* Checksums right, fields wrong: what another program could write. */
-static void refuses_lying_fields(void **state) {
+TEST(refuses_lying_fields) {
     static const struct {
         size_t at;
         uint32_t value;
@@ -209,7 +207,6 @@ static void refuses_lying_fields(void **state) {
                 {40, 0x1b, "tokenizer has a byte 0x1b"},
                 {28, 0x80000000, "n_tokens"},
                 {104, 300, "end_of_text is 300"}};
-    (void)state;
     uint32_t values[40] = {0};
     uint8_t file[128 + 80];
     tagc_tokens_info info;
@@ -226,7 +223,7 @@ static void refuses_lying_fields(void **state) {
     assert_fails(tagc_token_file_parse(file, n_bytes, "x", &info), TAGC_ERR_CORRUPT, "tokenizer is longer");
 }
 
-static void refuses_what_is_no_file(void **state) {
+TEST(refuses_what_is_no_file) {
     tagc_tokens *tokens = (tagc_tokens *)1;
     assert_fails(tagc_tokens_open(scratch_path(*state, "none.bin"), &tokens), TAGC_ERR_IO,
                  "none.bin: cannot open");
@@ -249,7 +246,7 @@ static void refuses_what_is_no_file(void **state) {
 }
 
 /* Shards read as the file that they were cut from, through windows across their borders, for any number of ranks. */
-static void shards_are_one_file(void **state) {
+TEST(shards_are_one_file) {
     enum { N = 1000, N_SHARDS = 4, T = 7 };
     static const size_t ends[N_SHARDS] = {400, 401, 403, N};
     static const char *const names[N_SHARDS] = {"shards/a_train_1.bin", "shards/a_train_2.bin",
@@ -334,15 +331,5 @@ static void shards_are_one_file(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_ours_in_each_width),
-        cmocka_unit_test(reads_nanogpt),
-        cmocka_unit_test(reads_llmc),
-        cmocka_unit_test(refuses_every_cut_and_every_flipped_bit),
-        cmocka_unit_test(reads_the_first_version),
-        cmocka_unit_test(refuses_lying_fields),
-        cmocka_unit_test(refuses_what_is_no_file),
-        cmocka_unit_test(shards_are_one_file),
-    };
-    return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
+    return test_run(scratch_make, scratch_remove);
 }

@@ -1,12 +1,7 @@
 /* XXH64 against what the xxHash library made: stored values, and the library itself where its header is installed. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
 #ifdef __has_include
 #if __has_include(<xxhash.h>)
 #define XXH_INLINE_ALL
@@ -14,6 +9,7 @@
 #endif
 #endif
 
+#include "../test.h"
 #include "data/xxh64.h"
 
 enum { MOST = 5000 };
@@ -39,8 +35,7 @@ static int fill(void **state) {
     return 0;
 }
 
-static void gives_the_stored_values(void **state) {
-    (void)state;
+TEST(gives_the_stored_values) {
     for (size_t i = 0; i < sizeof stored / sizeof *stored; i++) {
         assert_int_equal(tagc_xxh64(bytes, stored[i].n_bytes, 0), stored[i].hash);
         assert_int_equal(tagc_xxh64(bytes, stored[i].n_bytes, a_seed), stored[i].seeded);
@@ -49,8 +44,7 @@ static void gives_the_stored_values(void **state) {
 }
 
 /* Copies of exactly these bytes: a sanitizer sees what is read beside them. */
-static void gives_the_values_of_the_library(void **state) {
-    (void)state;
+TEST(gives_the_values_of_the_library) {
 #ifdef XXH_INLINE_ALL
     for (size_t n = 1; n < MOST; n += n < 1200 ? 1 : 61) {
         unsigned char *copy = malloc(n);
@@ -65,7 +59,5 @@ static void gives_the_values_of_the_library(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(gives_the_stored_values),
-                                       cmocka_unit_test(gives_the_values_of_the_library)};
-    return cmocka_run_group_tests(tests, fill, NULL);
+    return test_run(fill, NULL);
 }

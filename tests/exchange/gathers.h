@@ -16,16 +16,6 @@ enum { BLOCK = 256, MAX_SHARD = 1500 };
 
 /* ---- the naive coder ---- */
 
-static inline float to_bf16(float x) {
-    uint32_t bits = bits_of(x), low = bits & 0xffff0000u, high = low + 0x10000u;
-    float a, b;
-    memcpy(&a, &low, sizeof a);
-    memcpy(&b, &high, sizeof b);
-    double below = fabs((double)x - (double)a), above = fabs((double)b - (double)x);
-    if (below != above) return below < above ? a : b;
-    return low & 0x10000u ? b : a;
-}
-
 /* Writes what is left of x after its blocks were rounded to decoded (n). */
 static inline void naive_round(int bits, const float *x, size_t n, float *decoded) {
     for (size_t at = 0; at < n; at += BLOCK) {
@@ -36,7 +26,7 @@ static inline void naive_round(int bits, const float *x, size_t n, float *decode
             down = -x[i] > down ? -x[i] : down;
         }
         float share = bits == 8 ? 1.0f / 128 : bits == 4 ? 1.0f / 8.5f : 0.375f;
-        float scale = up > down ? -to_bf16(up * share) : to_bf16(down * share);
+        float scale = up > down ? -bf16_nearest(up * share) : bf16_nearest(down * share);
         for (size_t i = at; i < at + m; i++) {
             double q = scale == 0 ? 0 : nearbyint((double)(x[i] * (1.0f / scale))), half = 1 << (bits - 1);
             decoded[i] =
@@ -49,7 +39,7 @@ static inline void naive_follow(int bits, const float *master, float *replica, s
     float difference[MAX_SHARD] = {0}, decoded[MAX_SHARD];
     for (size_t i = 0; i < n; i++) difference[i] = master[i] - replica[i];
     naive_round(bits, difference, n, decoded);
-    for (size_t i = 0; i < n; i++) replica[i] = to_bf16(replica[i] + decoded[i]);
+    for (size_t i = 0; i < n; i++) replica[i] = bf16_nearest(replica[i] + decoded[i]);
 }
 
 /* ---- a transport without lanes that can damage what one rank receives ---- */
@@ -114,10 +104,7 @@ typedef struct view {
 
 static inline float full_at(const view *v, size_t i) {
     if (v->t->options.full_format == TAGC_FORMAT_FP32) return ((const float *)v->full)[i];
-    uint32_t bits = (uint32_t)((const uint16_t *)v->full)[i] << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
+    return bf16_wide(((const uint16_t *)v->full)[i]);
 }
 
 /* value: one that bf16 has */
@@ -184,7 +171,7 @@ static inline void expect(view *v, int whole) {
         else if (v->t->kind == TAGC_GATHER_INT8)
             naive_round(8, master, shard, row);
         else if (whole || v->t->kind == TAGC_GATHER_BF16)
-            for (size_t i = 0; i < shard; i++) row[i] = to_bf16(master[i]);
+            for (size_t i = 0; i < shard; i++) row[i] = bf16_nearest(master[i]);
         else
             naive_follow(bits_of_kind(v->t->kind), master, row, shard);
     }
@@ -210,9 +197,8 @@ static inline uint64_t sent_bytes(const view *v) {
 }
 
 static inline void run_trial(trial *t, int world_size, void (*body)(rank_run *run)) {
-    rank_run runs[MAX_RANKS];
     pthread_barrier_init(&t->barrier, NULL, (unsigned)world_size);
-    run_ranks(world_size, body, t, NULL, runs);
+    run_ranks(world_size, body, t);
     pthread_barrier_destroy(&t->barrier);
 }
 

@@ -100,50 +100,37 @@ typedef struct trial {
     char texts[MAX_RANKS][512];
 } trial;
 
-typedef struct trial_rank {
-    trial *t;
-    int rank;
-    char failure[512];
-} trial_rank;
-
-#define EXPECT(who, condition)                                                                               \
-    do {                                                                                                     \
-        if (!(condition) && !(who)->failure[0])                                                              \
-            snprintf((who)->failure, sizeof(who)->failure, "line %d: %s (%.150s)", __LINE__, #condition,     \
-                     tagc_last_error());                                                                     \
-    } while (0)
-
-static inline void *trial_main(void *arg) {
-    trial_rank *self = arg;
-    trial *t = self->t;
-    endpoint end = {.net = &t->net, .rank = self->rank};
+static inline void trial_body(rank_run *run) {
+    trial *t = run->shared;
+    int rank = run->rank;
+    endpoint end = {.net = &t->net, .rank = rank};
     size_t n = (size_t)t->options.n_elems;
     float *gradient = malloc(n * sizeof *gradient), *output = malloc(n * sizeof *output),
           *before = malloc(n * sizeof *before), *after = malloc(n * sizeof *after);
     tagc_comm *comm;
     tagc_reducer *reducer = NULL;
-    EXPECT(self, tagc_comm_create_callback(&network_ops, &end, self->rank, t->net.world_size, named_ranks(),
-                                           &comm) == TAGC_OK);
+    CHECK(run, tagc_comm_create_callback(&network_ops, &end, rank, run->world_size, named_ranks(), &comm) ==
+                   TAGC_OK);
     tagc_reducer_options options = t->options;
     tagc_paper_options paper = t->paper;
     attach_paper(&options, &paper);
-    EXPECT(self, tagc_reducer_create(comm, &options, &reducer) == TAGC_OK);
-    for (size_t i = 0; i < n; i++) gradient[i] = random_gradient(1, self->rank, i);
-    EXPECT(self, run_reducer(reducer, gradient, output, NULL) == TAGC_OK);
+    CHECK(run, tagc_reducer_create(comm, &options, &reducer) == TAGC_OK);
+    for (size_t i = 0; i < n; i++) gradient[i] = random_gradient(1, rank, i);
+    CHECK(run, run_reducer(reducer, gradient, output, NULL) == TAGC_OK);
     uint64_t n_residual = residual_to(reducer, before);
     int first_call = end.n_calls;
     tagc_status status = run_reducer(reducer, gradient, output, NULL);
-    if (self->rank == 0) t->net.first_call = first_call;
-    if (self->rank == 0) t->net.n_calls = end.n_calls - first_call;
-    t->is_broken[self->rank] = status == TAGC_ERR_TRANSPORT || tagc_comm_failed_rank(comm) >= 0;
-    if (t->is_broken[self->rank]) leave(&t->net);
-    t->statuses[self->rank] = status;
-    if (status != TAGC_OK) snprintf(t->texts[self->rank], sizeof t->texts[0], "%s", tagc_last_error());
+    if (rank == 0) t->net.first_call = first_call;
+    if (rank == 0) t->net.n_calls = end.n_calls - first_call;
+    t->is_broken[rank] = status == TAGC_ERR_TRANSPORT || tagc_comm_failed_rank(comm) >= 0;
+    if (t->is_broken[rank]) leave(&t->net);
+    t->statuses[rank] = status;
+    if (status != TAGC_OK) snprintf(t->texts[rank], sizeof t->texts[0], "%s", tagc_last_error());
     residual_to(reducer, after);
-    if (status != TAGC_OK) EXPECT(self, memcmp(before, after, n_residual * sizeof *before) == 0);
-    if (status == TAGC_ERR_CORRUPT && !t->is_broken[self->rank]) {
+    if (status != TAGC_OK) CHECK(run, memcmp(before, after, n_residual * sizeof *before) == 0);
+    if (status == TAGC_ERR_CORRUPT && !t->is_broken[rank]) {
         tagc_status next = run_reducer(reducer, gradient, output, NULL);
-        EXPECT(self, next == TAGC_OK || next == TAGC_ERR_TRANSPORT);
+        CHECK(run, next == TAGC_OK || next == TAGC_ERR_TRANSPORT);
     }
     tagc_reducer_destroy(reducer);
     tagc_comm_destroy(comm);
@@ -151,22 +138,13 @@ static inline void *trial_main(void *arg) {
     free(output);
     free(before);
     free(after);
-    return NULL;
 }
 
 static inline void run_trial(trial *t, int world_size) {
-    pthread_t threads[MAX_RANKS];
-    trial_rank ranks[MAX_RANKS];
     t->net.world_size = world_size;
     pthread_mutex_init(&t->net.lock, NULL);
     pthread_cond_init(&t->net.turn, NULL);
-    for (int r = 0; r < world_size; r++) {
-        ranks[r] = (trial_rank){.t = t, .rank = r};
-        assert_int_equal(pthread_create(&threads[r], NULL, trial_main, &ranks[r]), 0);
-    }
-    for (int r = 0; r < world_size; r++) pthread_join(threads[r], NULL);
-    for (int r = 0; r < world_size; r++)
-        if (ranks[r].failure[0]) fail_msg("rank %d: %s", r, ranks[r].failure);
+    run_threads(world_size, trial_body, t);
     pthread_mutex_destroy(&t->net.lock);
     pthread_cond_destroy(&t->net.turn);
 }

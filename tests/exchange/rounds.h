@@ -6,15 +6,10 @@
 #ifndef TAGC_TESTS_EXCHANGE_ROUNDS_H
 #define TAGC_TESTS_EXCHANGE_ROUNDS_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "../test.h"
 #include "exchange/reducer.h"
 #include "transport/comm_private.h"
 

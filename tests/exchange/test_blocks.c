@@ -1,16 +1,12 @@
 /* Messages of tagc/blocks.h against a naive coder: the same bytes and values at every level of the processor; what is damaged,
  * forged or meant for other options is refused by name and changes nothing. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../repeats.h"
+#include "../test.h"
 #include "blocks_oracle.h"
 #include "core/measure.h"
 #include "core/xxh3.h"
@@ -117,8 +113,7 @@ static void *room(size_t n_bytes) { /* exact, for the address sanitizer */
     return memory;
 }
 
-static void test_oracle(void **state) {
-    (void)state;
+TEST(test_oracle) {
     const int n_trials = REPEATS(600, 120, 120);
     random_state = 7;
     for (int trial = 0; trial < n_trials; trial++) {
@@ -188,8 +183,7 @@ static double lost_share(int format, int rounding) {
 
 /* Uniform steps of s lose s^2 / 12 to the nearest, twice that stochastically; s is the largest of 64 over 127 or 7. Four levels
  * lose 0.12 of a Gaussian at best. */
-static void test_error(void **state) {
-    (void)state;
+TEST(test_error) {
     assert_true(lost_share(TAGC_FORMAT_INT8, TAGC_ROUNDING_NEAREST) < 4e-5);
     assert_true(lost_share(TAGC_FORMAT_INT4, TAGC_ROUNDING_NEAREST) < 0.0125);
     assert_true(lost_share(TAGC_FORMAT_INT2, TAGC_ROUNDING_NEAREST) < 0.14);
@@ -199,8 +193,7 @@ static void test_error(void **state) {
 }
 
 /* The mean over seeds is the value itself, also of the largest of a block; to the nearest it is not. */
-static void test_no_bias(void **state) {
-    (void)state;
+TEST(test_no_bias) {
     enum { N = 64, SEEDS = 4000 };
     float x[N], back[N];
     double means[N] = {0}, worst = 0, worst_nearest = 0;
@@ -237,8 +230,7 @@ static void refused(tagc_status status, tagc_status expected, const char *text) 
     assert_non_null(strstr(tagc_last_error(), text));
 }
 
-static void test_options(void **state) {
-    (void)state;
+TEST(test_options) {
     tagc_blocks_options o;
     uint64_t n_bytes;
     float values[4] = {0};
@@ -308,8 +300,7 @@ static void decode_refused(const tagc_blocks_options *o, const uint8_t *message,
 }
 
 /* Every single bit, and every length. */
-static void test_damage(void **state) {
-    (void)state;
+TEST(test_damage) {
     uint8_t message[N_BYTES];
     tagc_blocks_options o = small_options();
     make_small(message);
@@ -325,8 +316,7 @@ static void test_damage(void **state) {
 }
 
 /* Sound messages that another end expects. */
-static void test_mismatch(void **state) {
-    (void)state;
+TEST(test_mismatch) {
     uint8_t message[N_BYTES];
     make_small(message);
     tagc_blocks_options o = small_options();
@@ -341,8 +331,7 @@ static void test_mismatch(void **state) {
 }
 
 /* With a checksum to match, what decodes to Inf or lies past the end is refused all the same. */
-static void test_forged(void **state) {
-    (void)state;
+TEST(test_forged) {
     tagc_blocks_options o = small_options();
     tagc_wire_header header;
     static const char *texts[] = {"a scale of the message",
@@ -369,8 +358,7 @@ static void test_forged(void **state) {
 }
 
 /* The example of docs/reference/wire-format.md. */
-static void test_documented(void **state) {
-    (void)state;
+TEST(test_documented) {
     static const float x[20] = {1, -0.5f, 0.3f, 7, [18] = -2, [19] = 0.9f};
     static const uint8_t expected[HEADER + 4 + 10] = {
         'T',         'A',  'G',  'C',  1,    8,    3,           0, /* version, kind, coding, flags */
@@ -391,13 +379,4 @@ static void test_documented(void **state) {
     assert_memory_equal(message + HEADER, expected + HEADER, sizeof expected - HEADER);
     assert_int_equal(tagc_blocks_decode(&o, message, sizeof message, values, 20), TAGC_OK);
     assert_memory_equal(values, back, sizeof back);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_oracle),  cmocka_unit_test(test_error),      cmocka_unit_test(test_no_bias),
-        cmocka_unit_test(test_options), cmocka_unit_test(test_damage),     cmocka_unit_test(test_mismatch),
-        cmocka_unit_test(test_forged),  cmocka_unit_test(test_documented),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

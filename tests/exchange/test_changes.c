@@ -1,12 +1,7 @@
 /* Messages of tagc/changes.h: another decoder, written from docs/reference/wire-format.md, reads the same arrays from them, bit for bit,
  * at every level of the processor; their lengths are near the entropy of what changed; what is damaged, forged or meant for other arrays
  * is refused by name and changes nothing. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +9,7 @@
 
 #include "../bits.h"
 #include "../repeats.h"
+#include "../test.h"
 #include "core/measure.h"
 #include "exchange/wire.h"
 #include "tagc/changes.h"
@@ -180,8 +176,7 @@ static void check_round_trip(const uint8_t *before, const uint8_t *after, size_t
     free(message), free(values), free(oracles), free(exact);
 }
 
-static void test_exact(void **state) {
-    (void)state;
+TEST(test_exact) {
     static const double densities[] = {0, 0.0005, 0.01, 0.1, 0.5, 0.95, 1};
     const int n_trials = REPEATS(500, 120, 60);
     random_state = 3;
@@ -195,8 +190,7 @@ static void test_exact(void **state) {
 }
 
 /* Every bf16 becomes every tenth other one, -0, NaN and their neighbours among them. */
-static void test_every_element(void **state) {
-    (void)state;
+TEST(test_every_element) {
     enum { N = 65536 };
     static uint16_t before[N], after[N];
     for (size_t i = 0; i < N; i++) before[i] = (uint16_t)i, after[i] = (uint16_t)(i * 6553 + 8);
@@ -208,8 +202,7 @@ static void test_every_element(void **state) {
 }
 
 /* More than one segment, each of another form. */
-static void test_segments(void **state) {
-    (void)state;
+TEST(test_segments) {
     HAS_ONE_THREAD();
     size_t n = 4 * (size_t)SEGMENT + 77, width = 2;
     uint8_t *before = room(n * width), *after = room(n * width);
@@ -241,8 +234,7 @@ static double bits_per_change(const uint16_t *before, const uint16_t *after, siz
 
 /* Of changes by one unit up or down at random places: the entropy of the places and a bit for the sign at least; a twentieth of
  * the first more for gaps (a seventh where many change), a bit for the integer, and the header and the table. */
-static void test_size(void **state) {
-    (void)state;
+TEST(test_size) {
     enum { N = 1 << 18 };
     static uint16_t before[N], after[N];
     static const double densities[] = {0.003, 0.01, 0.03, 0.1, 0.3};
@@ -261,8 +253,7 @@ static void test_size(void **state) {
 
 /* As a step moves weights, each about as far: what is small changes more often. The message takes fewer bits than the places alone would
  * if all changed alike, and at most a seventh and a table above their entropy among weights of one exponent. */
-static void test_clusters(void **state) {
-    (void)state;
+TEST(test_clusters) {
     enum { N = 1 << 20 };
     static uint16_t before[N], after[N];
     double n_of[256] = {0}, changes_of[256] = {0}, by_exponent = 0, n_changes;
@@ -296,8 +287,7 @@ static void refused(tagc_status status, tagc_status expected, const char *text) 
     assert_non_null(strstr(tagc_last_error(), text));
 }
 
-static void test_arguments(void **state) {
-    (void)state;
+TEST(test_arguments) {
     uint16_t values[4] = {0};
     uint8_t message[HEADER + 8 + 8];
     uint64_t n_bytes;
@@ -350,8 +340,7 @@ static void apply_refused(size_t width, const uint8_t *message, uint64_t n_bytes
 }
 
 /* Every single bit, and every length. */
-static void test_damage(void **state) {
-    (void)state;
+TEST(test_damage) {
     uint16_t before[N];
     uint8_t message[MOST];
     uint64_t n_bytes = make_small(before, message);
@@ -366,8 +355,7 @@ static void test_damage(void **state) {
     apply_refused(2, message, n_bytes, N, TAGC_ERR_CORRUPT, "the checksum is wrong");
 }
 
-static void test_mismatch(void **state) {
-    (void)state;
+TEST(test_mismatch) {
     uint16_t before[N];
     uint8_t message[MOST];
     uint64_t n_bytes = make_small(before, message);
@@ -378,8 +366,7 @@ static void test_mismatch(void **state) {
 }
 
 /* With a checksum to match, what would leave the array, or has bits or bytes too many, is refused all the same. */
-static void test_forged(void **state) {
-    (void)state;
+TEST(test_forged) {
     enum { ROW = HEADER + 8, CASES = 15 };
     for (int c = 0; c < CASES; c++) {
         uint16_t before[N];
@@ -423,8 +410,7 @@ static void test_forged(void **state) {
 }
 
 /* Where an array is not what the sender had, and has fewer elements of a class, that is seen. */
-static void test_another_array(void **state) {
-    (void)state;
+TEST(test_another_array) {
     uint16_t before[N], after[N];
     uint8_t message[MOST];
     uint64_t n_bytes;
@@ -437,8 +423,7 @@ static void test_another_array(void **state) {
 }
 
 /* The example of docs/reference/wire-format.md. */
-static void test_documented(void **state) {
-    (void)state;
+TEST(test_documented) {
     static const uint16_t before[20] = {0x3f80, [7] = 0x0000, [18] = 0xbc01};
     static const uint16_t after[20] = {0x3f81, [7] = 0x8000, [18] = 0xbc03};
     static const uint8_t body[8 + 12 + 3] = {
@@ -456,16 +441,4 @@ static void test_documented(void **state) {
     memcpy(values, before, sizeof values);
     assert_int_equal(tagc_changes_apply(2, message, n_bytes, values, 20), TAGC_OK);
     assert_memory_equal(values, after, sizeof after);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_exact),      cmocka_unit_test(test_every_element),
-        cmocka_unit_test(test_segments),   cmocka_unit_test(test_size),
-        cmocka_unit_test(test_clusters),   cmocka_unit_test(test_arguments),
-        cmocka_unit_test(test_damage),     cmocka_unit_test(test_mismatch),
-        cmocka_unit_test(test_forged),     cmocka_unit_test(test_another_array),
-        cmocka_unit_test(test_documented),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

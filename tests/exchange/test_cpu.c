@@ -22,25 +22,18 @@ static void expect_refusals(rank_run *run) {
     tagc_gatherer_destroy(gatherer);
 }
 
-static void create_refuses_an_unknown_level(void **state) {
-    (void)state;
-    rank_run runs[2];
+TEST(create_refuses_an_unknown_level) {
     tagc_status expected = TAGC_ERR_ARGUMENT;
     assert_int_equal(setenv("TAGC_CPU", "sse9", 1), 0);
-    run_ranks(2, expect_refusals, &expected, NULL, runs);
+    run_ranks(2, expect_refusals, &expected);
 #if defined(__aarch64__)
     assert_int_equal(setenv("TAGC_CPU", "avx2", 1), 0);
 #else
     assert_int_equal(setenv("TAGC_CPU", "neon", 1), 0);
 #endif
     expected = TAGC_ERR_UNSUPPORTED;
-    run_ranks(2, expect_refusals, &expected, NULL, runs);
+    run_ranks(2, expect_refusals, &expected);
     assert_int_equal(setenv("TAGC_CPU", "scalar", 1), 0);
     expected = TAGC_OK;
-    run_ranks(2, expect_refusals, &expected, NULL, runs);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(create_refuses_an_unknown_level)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    run_ranks(2, expect_refusals, &expected);
 }

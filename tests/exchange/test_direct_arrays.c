@@ -124,12 +124,10 @@ static void body(rank_run *run) {
     free(expected), free(copy);
 }
 
-static void test_batches_alone_touch_the_arrays(void **state) {
-    (void)state;
+TEST(test_batches_alone_touch_the_arrays) {
     for (int variant = 0; variant < 24; variant++) {
         int world_size = 1 + variant % 4;
         tagc_reducer_options options;
-        rank_run runs[MAX_RANKS];
         tagc_reducer_options_init(&options);
         options.exchange = TAGC_EXCHANGE_DIRECT;
         options.n_elems = (uint64_t)world_size * (variant % 3 ? 700 : 40000);
@@ -138,11 +136,6 @@ static void test_batches_alone_touch_the_arrays(void **state) {
         options.output = variant / 2 % 2;
         options.n_threads = 1 + variant % 2;
         options.residual = residual_of(variant);
-        run_ranks(world_size, body, &options, NULL, runs);
+        run_ranks(world_size, body, &options);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_batches_alone_touch_the_arrays)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

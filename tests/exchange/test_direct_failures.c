@@ -43,8 +43,7 @@ static void check_outcome(trial *t, tagc_status due, const char *what) {
     fail();
 }
 
-static void test_every_message(void **state) {
-    (void)state;
+TEST(test_every_message) {
     int n_bodies = 0, n_headers = 0, n_pairs = 0;
     for (int variant = 0; variant < 4 * 2; variant++) {
         int world_size = 2 + variant % 4;
@@ -129,8 +128,7 @@ static void tell_lie(uint8_t *bytes, uint64_t n_bytes, uint64_t which) {
     tagc_wire_write(&header, bytes);
 }
 
-static void test_lying_headers(void **state) {
-    (void)state;
+TEST(test_lying_headers) {
     for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++)
         for (int of_sums = 0; of_sums < 2; of_sums++) {
             trial t = direct_trial(2, 1);
@@ -160,8 +158,7 @@ static void claim_positions(uint8_t *bytes, uint64_t n_bytes, uint64_t where) {
 }
 
 /* Where all is sent there are no positions: nothing would come for the front of the body. */
-static void test_positions_of_blocks(void **state) {
-    (void)state;
+TEST(test_positions_of_blocks) {
     trial t = direct_trial(2, 0);
     t.options.sparsity = 0;
     run_trial(&t, 2);
@@ -193,8 +190,7 @@ static void shorter(uint8_t *bytes, uint64_t n_bytes, uint64_t where) {
     tagc_wire_write(&header, bytes);
 }
 
-static void test_wrong_lengths_and_sums(void **state) {
-    (void)state;
+TEST(test_wrong_lengths_and_sums) {
     for (int variant = 0; variant < 12; variant++) {
         int world_size = 2 + variant % 4;
         trial t = direct_trial(world_size, 0);
@@ -257,8 +253,7 @@ static trial liars_trial(int call, damage_fn damage) {
     return t;
 }
 
-static void test_lying_bodies(void **state) {
-    (void)state;
+TEST(test_lying_bodies) {
     trial t = direct_trial(2, 0);
     run_trial(&t, 2);
     int call = t.net.first_call, n_refused = 0;
@@ -278,13 +273,4 @@ static void test_lying_bodies(void **state) {
     }
     assert_true(n_refused > N_BODIES / 6 &&
                 n_refused < N_BODIES); /* another value or position may be as good as the right one */
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_message),       cmocka_unit_test(test_lying_headers),
-        cmocka_unit_test(test_positions_of_blocks), cmocka_unit_test(test_wrong_lengths_and_sums),
-        cmocka_unit_test(test_lying_bodies),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,8 +2,8 @@
  * cost a step as many messages as real ones. */
 #include "../delaying.h"
 #include "../lengths.h"
+#include "../ranks.h"
 #include "../transport/pattern.h"
-#include "../transport/ranks.h"
 #include "whole.h"
 
 enum { N_RANKS = 5, N_ELEMS = N_RANKS * 512 };
@@ -32,12 +32,11 @@ static void storm_body(rank_run *run) {
 static void storm(int has_lanes) {
     shared all = {.network = delaying_create(&(delaying_options){
                       .world_size = N_RANKS, .latency_s = 2e-3, .bytes_per_s = 1e8, .has_lanes = has_lanes})};
-    run_ranks(N_RANKS, storm_body, &all);
+    run_threads(N_RANKS, storm_body, &all);
     delaying_destroy(all.network);
 }
 
-static void test_storm(void **state) {
-    (void)state;
+TEST(test_storm) {
     storm(1);
     storm(0);
 }
@@ -98,8 +97,7 @@ static int count_echoed(const delaying_options *options, int exchange) {
     return n;
 }
 
-static void test_reducers(void **state) {
-    (void)state;
+TEST(test_reducers) {
     static const int exchanges[] = {WHOLE, TAGC_EXCHANGE_PACKED, TAGC_EXCHANGE_DIRECT};
     for (int i = 0; i < 6; i++) {
         delaying_options options = {.world_size = N_RANKS, .latency_s = 1e-3, .has_lanes = i % 2};
@@ -108,15 +106,10 @@ static void test_reducers(void **state) {
         all->exchange = exchanges[i / 2];
         all->network = delaying_create(&options);
         assert_int_equal(tagc_local_group_create(N_RANKS, &all->group), TAGC_OK);
-        run_ranks(N_RANKS, step_body, all);
+        run_threads(N_RANKS, step_body, all);
         assert_int_equal(count_echoed(&options, all->exchange), all->n_transfers[0]);
         tagc_local_group_destroy(all->group);
         delaying_destroy(all->network);
         free(all);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_storm), cmocka_unit_test(test_reducers)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

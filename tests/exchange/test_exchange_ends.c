@@ -90,15 +90,13 @@ static void reducer_body(rank_run *run) {
     free_arrays(&a);
 }
 
-static void test_reducers_after_their_comm(void **state) {
-    (void)state;
-    rank_run runs[MAX_RANKS];
+TEST(test_reducers_after_their_comm) {
     static const int exchanges[] = {WHOLE, TAGC_EXCHANGE_DIRECT, TAGC_EXCHANGE_PACKED};
     for (size_t i = 0; i < sizeof exchanges / sizeof exchanges[0]; i++)
         for (ends_moment moment = AT_REST; moment < N_MOMENTS; moment++) {
             ends_case c = {.exchange = exchanges[i], .moment = moment};
-            run_ranks(1, reducer_body, &c, NULL, runs);
-            run_ranks(3, reducer_body, &c, NULL, runs);
+            run_ranks(1, reducer_body, &c);
+            run_ranks(3, reducer_body, &c);
         }
 }
 
@@ -133,31 +131,21 @@ static void gatherer_body(rank_run *run) {
     free_arrays(&a);
 }
 
-static void test_gatherers_after_their_comm(void **state) {
-    (void)state;
-    rank_run runs[MAX_RANKS];
+TEST(test_gatherers_after_their_comm) {
     for (int delta = 0; delta < 2; delta++)
         for (ends_moment moment = AT_REST; moment < N_MOMENTS; moment++) {
             ends_case c = {.delta = delta, .moment = moment};
-            run_ranks(1, gatherer_body, &c, NULL, runs);
-            run_ranks(3, gatherer_body, &c, NULL, runs);
+            run_ranks(1, gatherer_body, &c);
+            run_ranks(3, gatherer_body, &c);
         }
 }
 
 /* ---- what transports use ---- */
 
-typedef struct seats {
-    meeting meeting;
-    pthread_t threads[2];
-    rank_run runs[2];
-} seats;
-
 /* The caller frees the context of its function between its comm and its reducer. */
-static void *seat_main(void *arg) {
-    rank_run *run = arg;
-    seats *all = run->shared;
+static void seat_body(rank_run *run) {
     seat *own = malloc(sizeof *own);
-    *own = (seat){&all->meeting, run->rank, 2};
+    *own = (seat){run->shared, run->rank, 2};
     tagc_reducer *reducer = NULL;
     tagc_reducer_options options;
     arrays a;
@@ -173,25 +161,17 @@ static void *seat_main(void *arg) {
     check_reducer_alone(run, reducer, &a);
     tagc_reducer_destroy(reducer);
     free_arrays(&a);
-    return NULL;
 }
 
-static void test_a_callback_is_not_called_again(void **state) {
-    (void)state;
-    seats all;
-    pthread_barrier_init(&all.meeting.barrier, NULL, 2);
-    for (int r = 0; r < 2; r++) {
-        all.runs[r] = (rank_run){.rank = r, .world_size = 2, .shared = &all};
-        assert_int_equal(pthread_create(&all.threads[r], NULL, seat_main, &all.runs[r]), 0);
-    }
-    for (int r = 0; r < 2; r++) pthread_join(all.threads[r], NULL);
-    for (int r = 0; r < 2; r++) assert_string_equal(all.runs[r].failure, "");
-    pthread_barrier_destroy(&all.meeting.barrier);
+TEST(test_a_callback_is_not_called_again) {
+    meeting all;
+    pthread_barrier_init(&all.barrier, NULL, 2);
+    run_threads(2, seat_body, &all);
+    pthread_barrier_destroy(&all.barrier);
 }
 
 /* The group goes first, and its comms work on; the last of them takes the group with it. */
-static void test_a_group_before_its_comms(void **state) {
-    (void)state;
+TEST(test_a_group_before_its_comms) {
     tagc_local_group *group;
     tagc_comm *comms[2];
     tagc_reducer *reducer;
@@ -202,9 +182,7 @@ static void test_a_group_before_its_comms(void **state) {
     tagc_local_group_destroy(group);
     for (int r = 0; r < 2; r++) tagc_comm_destroy(comms[r]);
 
-    assert_int_equal(tagc_local_group_create(1, &group), TAGC_OK);
-    assert_int_equal(tagc_comm_create_local(group, 0, NULL, &comms[0]), TAGC_OK);
-    tagc_local_group_destroy(group);
+    comms[0] = comm_alone(NULL);
     tagc_reducer_options_init(&options);
     options.n_elems = SHARD;
     set_exchange(&options, WHOLE);
@@ -242,18 +220,14 @@ static int wrong_in_fork(tagc_comm *comm, tagc_reducer *reducer, tagc_gatherer *
 }
 
 /* What a process made is of no use in a fork, such as a data loader's worker, and does no harm there. The parent goes on. */
-static void test_forks(void **state) {
-    (void)state;
+TEST(test_forks) {
     static float gradient[SHARD] = {1}, output[SHARD];
-    tagc_local_group *group;
-    tagc_comm *comm;
+    tagc_comm *comm = comm_alone(NULL);
     tagc_reducer *reducer;
     tagc_gatherer *gatherer;
     tagc_reducer_options options;
     tagc_gatherer_options gathers;
     int status;
-    assert_int_equal(tagc_local_group_create(1, &group), TAGC_OK);
-    assert_int_equal(tagc_comm_create_local(group, 0, NULL, &comm), TAGC_OK);
     tagc_reducer_options_init(&options);
     tagc_gatherer_options_init(&gathers);
     options.n_elems = gathers.n_elems = SHARD;
@@ -276,16 +250,4 @@ static void test_forks(void **state) {
     tagc_gatherer_destroy(gatherer);
     tagc_reducer_destroy(reducer);
     tagc_comm_destroy(comm);
-    tagc_local_group_destroy(group);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reducers_after_their_comm),
-        cmocka_unit_test(test_gatherers_after_their_comm),
-        cmocka_unit_test(test_a_callback_is_not_called_again),
-        cmocka_unit_test(test_a_group_before_its_comms),
-        cmocka_unit_test(test_forks),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

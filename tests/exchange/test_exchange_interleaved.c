@@ -1,5 +1,6 @@
-/* Many steps under way at once over a network that delays every message for another while, begun in random orders and ended
- * in others: bit for bit what the same steps come to one by one, at any number of ranks. */
+/* Many steps and a gather under way at once over a network that delays every message for another while, begun in random orders and
+ * ended in others: bit for bit what the same steps come to one by one, at any number of ranks. And nothing is left waiting when a rank
+ * gives up. */
 #include "../delaying.h"
 #include "../lengths.h"
 #include "../repeats.h"
@@ -8,21 +9,39 @@
 #include "transport/comm_private.h"
 #include "whole.h"
 
+#include <math.h>
 #include <stdatomic.h>
 
-enum { N_UNITS = 9, N_STEPS = 3, LARGE_UNIT = N_UNITS - 1 };
+enum {
+    N_STEPS = 3,
+    CHUNK = 262144,
+    LARGE_UNIT = 10, /* and those behind it: of many elements */
+    N_UNITS = 13,
+    PERIOD = 65537, /* of the gradients of large units: a prime, so that no two chunks have the same */
+    NAN_UNIT = 3,   /* in step 1, rank 1 */
+    N_GATHERED = 700
+};
 
-/* Two of one size share spares; the last direct one has more ranks than fit into one parcel, and few buffers. */
+/* Two of one size share spares; the large direct one has more ranks than fit into one parcel, and few buffers; the first of the large
+ * whole ones is longer than what such a step has under way. */
 static const struct {
-    int exchange, output;
+    int exchange, output, format;
     uint64_t shard;
     double sparsity;
 } plan[N_UNITS] = {
-    {TAGC_EXCHANGE_DIRECT, 0, 640, 0.95}, {TAGC_EXCHANGE_DIRECT, 1, 640, 0.9},
-    {TAGC_EXCHANGE_PACKED, 0, 640, 0.9},  {WHOLE, 1, 5000, -1},
-    {TAGC_EXCHANGE_SKETCH, 1, 300, 0.9},  {TAGC_EXCHANGE_DIRECT, 1, 200, 0.8},
-    {TAGC_EXCHANGE_DIRECT, 1, 300, 0},    {WHOLE, 0, 64, -1},
-    {TAGC_EXCHANGE_DIRECT, 0, 0, 0.99}, /* 2^20 elements and a few, whatever the number of ranks */
+    {TAGC_EXCHANGE_DIRECT, 0, -1, 640, 0.95},
+    {TAGC_EXCHANGE_DIRECT, 1, -1, 640, 0.9},
+    {TAGC_EXCHANGE_PACKED, 0, -1, 640, 0.9},
+    {TAGC_EXCHANGE_PACKED, 1, -1, 640, 0.9},
+    {WHOLE, 1, TAGC_FORMAT_FP32, 5000, -1},
+    {TAGC_EXCHANGE_SKETCH, 1, -1, 300, 0.9},
+    {TAGC_EXCHANGE_DIRECT, 1, TAGC_FORMAT_FP32, 200, 0.8},
+    {TAGC_EXCHANGE_DIRECT, 1, -1, 300, 0},
+    {WHOLE, 0, TAGC_FORMAT_FP32, 64, -1},
+    {WHOLE, 0, TAGC_FORMAT_BF16, 3000, -1},
+    {TAGC_EXCHANGE_DIRECT, 0, -1, 0, 0.99}, /* 2^20 elements and a few, whatever the number of ranks */
+    {WHOLE, 0, TAGC_FORMAT_FP32, 4 * CHUNK + 5, -1},
+    {WHOLE, 1, TAGC_FORMAT_BF16, CHUNK + 1, -1},
 };
 
 typedef struct shared {
@@ -36,21 +55,30 @@ static size_t elems_of(int u, int world_size) {
     return (size_t)tagc_padded_elems(n, world_size);
 }
 
+static void fill(float *gradient, size_t n, int rank, int step, int u) {
+    for (size_t i = 0; i < n && i < PERIOD; i++)
+        gradient[i] = random_gradient((uint64_t)(step * N_UNITS + u), rank, i);
+    for (size_t i = PERIOD; i < n; i++) gradient[i] = gradient[i - PERIOD];
+    if (u == NAN_UNIT && step == 1 && rank == 1) gradient[n / 2] = NAN;
+}
+
 static tagc_reducer *make(rank_run *run, tagc_comm *comm, int u) {
     tagc_reducer_options options;
     tagc_reducer *reducer = NULL;
     tagc_reducer_options_init(&options);
     options.output = plan[u].output;
+    options.format = plan[u].format;
     options.sparsity = plan[u].sparsity;
     set_exchange(&options, plan[u].exchange);
     options.n_elems = elems_of(u, run->world_size);
     if (!CHECK(run, tagc_reducer_create(comm, &options, &reducer) == TAGC_OK)) return NULL;
     if (plan[u].shard == 0) { /* buffers are laid out again, with the smallest window */
-        tagc_direct_of(reducer)->window_bytes = 1;
+        tagc_direct_of(reducer)->travel.window_bytes = 1;
         CHECK(run, tagc_reducer_set_sparsity(reducer, 0.5) == TAGC_OK);
         CHECK(run, tagc_reducer_set_sparsity(reducer, options.sparsity) == TAGC_OK);
         const tagc_direct *d = tagc_direct_of(reducer);
-        CHECK(run, run->world_size < 6 || !tagc_comm_has_lanes(comm) || d->window < d->n_parcels);
+        CHECK(run,
+              run->world_size < 6 || !tagc_comm_has_lanes(comm) || d->travel.window < d->travel.n_parcels);
     }
     return reducer;
 }
@@ -67,26 +95,42 @@ static int shuffled(uint64_t seed, int i, int n) {
     return order[i];
 }
 
+/* Of all ranks, in fp32. */
+static tagc_gatherer *make_gatherer(rank_run *run, tagc_comm *comm) {
+    tagc_gatherer_options options;
+    tagc_gatherer *gatherer = NULL;
+    tagc_gatherer_options_init(&options);
+    options.n_elems = N_GATHERED * (uint64_t)run->world_size;
+    CHECK(run, tagc_gatherer_create(comm, &options, &gatherer) == TAGC_OK);
+    return gatherer;
+}
+
 static void steps(rank_run *run, tagc_comm *comm, int is_together) {
     shared *all = run->shared;
     int first = all->first_unit, n = all->end_unit - first, rank = run->rank;
     tagc_reducer *reducers[N_UNITS] = {NULL};
-    float *gradients[N_UNITS] = {NULL};
+    float *gradients[N_UNITS] = {NULL}, shard[N_GATHERED],
+          *full = calloc(N_GATHERED * MAX_RANKS, sizeof *full);
     for (int u = first; u < all->end_unit; u++) {
         reducers[u] = make(run, comm, u);
         gradients[u] = malloc(elems_of(u, run->world_size) * sizeof(float));
     }
+    tagc_gatherer *gatherer = make_gatherer(run, comm);
     for (int step = 0; step < N_STEPS && !run->failure[0]; step++) {
         for (int u = first; u < all->end_unit; u++)
-            for (size_t i = 0; i < elems_of(u, run->world_size); i++)
-                gradients[u][i] = random_gradient((uint64_t)(step * N_UNITS + u), rank, i);
+            fill(gradients[u], elems_of(u, run->world_size), rank, step, u);
+        for (int i = 0; i < N_GATHERED; i++) shard[i] = (float)(step + rank + i);
         for (int i = 0; i < n; i++) {
             int u = first + shuffled((uint64_t)step, i, n);
             if (is_together && mix((uint64_t)(step * 1000 + rank * 50 + i)) % 3 == 0)
                 nanosleep(&(struct timespec){.tv_nsec = 300000}, NULL);
             CHECK(run, begin_reducer(reducers[u], gradients[u], all->outputs[rank][step][u]) == TAGC_OK);
+            if (i == n / 2) CHECK(run, begin_gatherer(gatherer, shard, full) == TAGC_OK);
             if (!is_together) CHECK(run, tagc_reducer_end(reducers[u], NULL) == TAGC_OK);
         }
+        CHECK(run, tagc_gatherer_end(gatherer) == TAGC_OK);
+        for (int i = 0; i < N_GATHERED * run->world_size; i++)
+            CHECK(run, full[i] == (float)(step + i / N_GATHERED + i % N_GATHERED));
         for (int i = 0; i < n && is_together; i++) {
             int u = first + shuffled((uint64_t)(step * 100 + rank + 7), i, n);
             CHECK(run, tagc_reducer_end(reducers[u], NULL) == TAGC_OK);
@@ -97,6 +141,8 @@ static void steps(rank_run *run, tagc_comm *comm, int is_together) {
         tagc_reducer_destroy(reducers[u]);
         free(gradients[u]);
     }
+    tagc_gatherer_destroy(gatherer);
+    free(full);
 }
 
 static void body(rank_run *run) {
@@ -111,8 +157,7 @@ static void body(rank_run *run) {
     tagc_comm_destroy(comm);
 }
 
-static void run_all(shared *all, int world_size, const delaying_options *delays) {
-    rank_run runs[MAX_RANKS];
+static void run_units(shared *all, int world_size, const delaying_options *delays) {
     for (int r = 0; r < world_size; r++)
         for (int u = all->first_unit; u < all->end_unit; u++) {
             all->residuals[r][u] = calloc(elems_of(u, world_size), sizeof(float));
@@ -120,7 +165,7 @@ static void run_all(shared *all, int world_size, const delaying_options *delays)
                 all->outputs[r][s][u] = calloc(elems_of(u, world_size), sizeof(float));
         }
     all->network = delays ? delaying_create(delays) : NULL;
-    run_ranks(world_size, body, all, NULL, runs);
+    run_ranks(world_size, body, all);
     if (delays) delaying_destroy(all->network);
 }
 
@@ -142,18 +187,17 @@ static void destroy(shared *all, int world_size) {
         }
 }
 
-static void test_random_orders(void **state) {
-    (void)state;
+TEST(test_random_orders) {
     static const int worlds[] = {2, 3, 6, 1, 16};
     for (int w = 0; w < REPEATS(5, 3, 2); w++) {
-        int W = worlds[w], end_unit = W < 16 ? N_UNITS : LARGE_UNIT;
+        int W = worlds[w], end_unit = W == 3 ? N_UNITS : W < 16 ? LARGE_UNIT + 1 : LARGE_UNIT;
         shared alone = {.end_unit = end_unit};
-        run_all(&alone, W, NULL);
+        run_units(&alone, W, NULL);
         for (int has_lanes = 0; has_lanes < 2; has_lanes++) {
             shared together = {.end_unit = end_unit};
-            run_all(&together, W,
-                    &(delaying_options){
-                        .world_size = W, .latency_s = 2e-4, .jitter_s = 1e-3, .has_lanes = has_lanes});
+            run_units(&together, W,
+                      &(delaying_options){
+                          .world_size = W, .latency_s = 2e-4, .jitter_s = 1e-3, .has_lanes = has_lanes});
             compare(&alone, &together, W);
             destroy(&together, W);
         }
@@ -210,13 +254,12 @@ int __wrap_tagc_comm_is_done(tagc_comm *comm, const tagc_ticket *ticket) {
 
 /* A large unit with a small window, all of which are used before the first header comes: the body of an older parcel has to leave
  * before its memory is written again, however the news of its header fall between the questions. */
-static void test_news_between_two_questions(void **state) {
-    (void)state;
+TEST(test_news_between_two_questions) {
     enum { W = 7 };
-    shared alone = {.first_unit = LARGE_UNIT, .end_unit = N_UNITS}, late = alone;
-    run_all(&alone, W, NULL);
+    shared alone = {.first_unit = LARGE_UNIT, .end_unit = LARGE_UNIT + 1}, late = alone;
+    run_units(&alone, W, NULL);
     atomic_store(&draws_late_news, 1);
-    run_all(&late, W, &(delaying_options){.world_size = W, .latency_s = 1e-3, .has_lanes = 1});
+    run_units(&late, W, &(delaying_options){.world_size = W, .latency_s = 1e-3, .has_lanes = 1});
     atomic_store(&draws_late_news, 0);
     compare(&alone, &late, W);
     assert_true(atomic_load(&n_late) >=
@@ -225,8 +268,46 @@ static void test_news_between_two_questions(void **state) {
     destroy(&alone, W);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_orders),
-                                       cmocka_unit_test(test_news_between_two_questions)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+/* ---- a rank gives up ---- */
+
+/* Everything is under way when rank 1 does, before its unit `at`; what is never ended goes with its reducer. */
+typedef struct giving_up {
+    int at;
+    pthread_barrier_t all_made; /* else the others may be making theirs still, and fail there */
+} giving_up;
+
+static void give_up_body(rank_run *run) {
+    giving_up *g = run->shared;
+    tagc_reducer *reducers[LARGE_UNIT];
+    float *gradients[LARGE_UNIT], *outputs[LARGE_UNIT];
+    for (int u = 0; u < LARGE_UNIT; u++) {
+        size_t n = elems_of(u, run->world_size);
+        reducers[u] = make(run, run->comm, u);
+        gradients[u] = malloc(n * sizeof(float));
+        outputs[u] = malloc(n * sizeof(float));
+        fill(gradients[u], n, run->rank, 0, u);
+    }
+    pthread_barrier_wait(&g->all_made);
+    for (int u = 0; u < LARGE_UNIT; u++) {
+        if (run->rank == 1 && u == g->at) tagc_comm_abort(run->comm, "enough");
+        CHECK(run, begin_reducer(reducers[u], gradients[u], outputs[u]) == TAGC_OK);
+    }
+    for (int u = LARGE_UNIT - 1; u > 2; u--) {
+        tagc_status status = tagc_reducer_end(reducers[u], NULL);
+        CHECK(run, status == TAGC_ERR_TRANSPORT || (status == TAGC_OK && u < g->at));
+    }
+    for (int u = 0; u < LARGE_UNIT; u++) {
+        tagc_reducer_destroy(reducers[u]);
+        free(gradients[u]);
+        free(outputs[u]);
+    }
+}
+
+TEST(test_an_abort_ends_every_wait) {
+    for (int at = 1; at < LARGE_UNIT; at += REPEATS(1, 1, 4)) {
+        giving_up g = {.at = at};
+        pthread_barrier_init(&g.all_made, NULL, 3);
+        run_ranks(3, give_up_body, &g);
+        pthread_barrier_destroy(&g.all_made);
+    }
 }

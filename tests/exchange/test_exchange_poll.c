@@ -79,14 +79,12 @@ static void reducer_body(rank_run *run) {
     free(gradient);
 }
 
-static void reducers_are_polled(void **state) {
-    (void)state;
-    rank_run runs[MAX_RANKS];
+TEST(reducers_are_polled) {
     for (int world_size = 2; world_size <= 4; world_size += 2)
         for (int exchange = WHOLE; exchange <= TAGC_EXCHANGE_DIRECT; exchange++) {
             trial t = {.exchange = exchange};
             pthread_barrier_init(&t.barrier, NULL, (unsigned)world_size);
-            run_ranks(world_size, reducer_body, &t, NULL, runs);
+            run_ranks(world_size, reducer_body, &t);
             pthread_barrier_destroy(&t.barrier);
         }
 }
@@ -114,12 +112,10 @@ static void failed_body(rank_run *run) {
     free(gradient);
 }
 
-static void failures_are_done(void **state) {
-    (void)state;
-    rank_run runs[MAX_RANKS];
+TEST(failures_are_done) {
     trial t = {0};
     pthread_barrier_init(&t.barrier, NULL, 3);
-    run_ranks(3, failed_body, &t, NULL, runs);
+    run_ranks(3, failed_body, &t);
     pthread_barrier_destroy(&t.barrier);
 }
 
@@ -155,13 +151,11 @@ static void gatherer_body(rank_run *run) {
     free(full);
 }
 
-static void gatherers_are_polled(void **state) {
-    (void)state;
-    rank_run runs[MAX_RANKS];
+TEST(gatherers_are_polled) {
     for (int world_size = 2; world_size <= 3; world_size++) {
         trial t = {0};
         pthread_barrier_init(&t.barrier, NULL, (unsigned)world_size);
-        run_ranks(world_size, gatherer_body, &t, NULL, runs);
+        run_ranks(world_size, gatherer_body, &t);
         pthread_barrier_destroy(&t.barrier);
     }
 }
@@ -207,18 +201,6 @@ static void stats_body(rank_run *run) {
     free(gradient);
 }
 
-static void stats_are_checked_first(void **state) {
-    (void)state;
-    rank_run runs[MAX_RANKS];
-    run_ranks(3, stats_body, NULL, NULL, runs);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reducers_are_polled),
-        cmocka_unit_test(failures_are_done),
-        cmocka_unit_test(gatherers_are_polled),
-        cmocka_unit_test(stats_are_checked_first),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+TEST(stats_are_checked_first) {
+    run_ranks(3, stats_body, NULL);
 }

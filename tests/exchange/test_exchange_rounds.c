@@ -75,8 +75,7 @@ static void count(const tagc_reducer_options *options, int world_size, int n_uni
 }
 
 /* Whatever the number of ranks. */
-static void test_rounds_of_a_step(void **state) {
-    (void)state;
+TEST(test_rounds_of_a_step) {
     static const int worlds[] = {2, 3, 8, 64, 200};
     for (int w = 0; w < REPEATS(5, 5, 3); w++) {
         int W = worlds[w];
@@ -103,8 +102,7 @@ static void test_rounds_of_a_step(void **state) {
 }
 
 /* Units share their latencies. A sketch alone keeps the last round to itself, until it knows of leftovers. */
-static void test_rounds_of_many_units(void **state) {
-    (void)state;
+TEST(test_rounds_of_many_units) {
     for (int n_units = 1; n_units <= 16; n_units += 5) {
         tagc_reducer_options o = options_of(WHOLE, 8, 512);
         count(&o, 8, n_units, 2);
@@ -129,8 +127,7 @@ static void test_rounds_of_many_units(void **state) {
 }
 
 /* A body that does not fit behind its header takes one more, once; after a change of sparsity nearly all do. */
-static void test_rounds_after_a_change(void **state) {
-    (void)state;
+TEST(test_rounds_after_a_change) {
     rounds net;
     rounds_create(&net, 8);
     tagc_reducer_options o = options_of(TAGC_EXCHANGE_DIRECT, 8, 512);
@@ -148,8 +145,7 @@ static void test_rounds_after_a_change(void **state) {
 
 /* Positions that stand together in some places and far apart in others make bodies longer than independent ones would. Ranks
  * learn that from one step, and the next ones take no more rounds than others. */
-static void test_rounds_of_long_bodies(void **state) {
-    (void)state;
+TEST(test_rounds_of_long_bodies) {
     for (int output = 0; output < 2; output++) {
         rounds net;
         rounds_create(&net, 8);
@@ -282,8 +278,7 @@ static void check_one_failed(rounds_damage damage, uint64_t where, tagc_status d
     tagc_comm_destroy(sound.comm);
 }
 
-static void test_one_of_many_fails(void **state) {
-    (void)state;
+TEST(test_one_of_many_fails) {
     check_one_failed(no_body, 0, TAGC_ERR_CORRUPT, "header of the fragment from rank 12: no body");
     check_one_failed(other_k, 0, TAGC_ERR_MISMATCH, "fragment from rank 12: sparsity: ");
     check_one_failed(flip, 8 * (TAGC_WIRE_HEADER_BYTES + 20), TAGC_ERR_CORRUPT,
@@ -292,8 +287,7 @@ static void test_one_of_many_fails(void **state) {
 
 /* Every bit of a message that brings header and body: of the header, the comm is broken; of the body, the step fails; of
  * what fills up the message, nothing happens. Nothing ever hangs or changes a residual without TAGC_OK. */
-static void test_every_bit(void **state) {
-    (void)state;
+TEST(test_every_bit) {
     int n_by_status[TAGC_ERR_INTERRUPTED + 1] = {0};
     size_t n_bits = 8 * (TAGC_WIRE_HEADER_BYTES + 64); /* and a few of the header again */
     for (size_t bit = 0; bit < n_bits; bit += 3) {
@@ -317,13 +311,4 @@ static void test_every_bit(void **state) {
         tagc_comm_destroy(net.comm);
     }
     assert_true(n_by_status[TAGC_ERR_CORRUPT] > 20 && n_by_status[TAGC_OK] > 5);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rounds_of_a_step),      cmocka_unit_test(test_rounds_of_many_units),
-        cmocka_unit_test(test_rounds_after_a_change), cmocka_unit_test(test_rounds_of_long_bodies),
-        cmocka_unit_test(test_one_of_many_fails),     cmocka_unit_test(test_every_bit),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

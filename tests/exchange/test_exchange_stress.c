@@ -321,15 +321,13 @@ static void check_unit(const trial *t, const unit *x) {
     free(nothing);
 }
 
-static void test_random(void **state) {
-    (void)state;
+TEST(test_random) {
     static const int world_sizes[] = {1, 2, 2, 3, 4, N_RANKS_LARGE};
     for (uint64_t seed = 0; seed < N_TRIALS; seed++) {
         trial t = {.seed = seed, .state = seed};
         t.world_size = world_sizes[draw(&t, 6)];
         for (int u = 0; u < N_UNITS; u++) draw_unit(&t, &t.units[u]);
-        rank_run runs[MAX_RANKS];
-        run_ranks(t.world_size, body, &t, NULL, runs);
+        run_ranks(t.world_size, body, &t);
         for (int u = 0; u < N_UNITS; u++) {
             check_unit(&t, &t.units[u]);
             free(t.units[u].gradients);
@@ -337,9 +335,4 @@ static void test_random(void **state) {
             free(t.units[u].residuals);
         }
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

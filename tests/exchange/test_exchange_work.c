@@ -7,21 +7,16 @@
 #include "transport/work.h"
 #include "whole.h"
 
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <time.h>
+
 enum { MB = 1 << 20 };
-
-static tagc_local_group *group;
-
-static tagc_comm *make_comm(void) {
-    tagc_comm *comm;
-    assert_int_equal(tagc_local_group_create(1, &group), TAGC_OK);
-    assert_int_equal(tagc_comm_create_local(group, 0, NULL, &comm), TAGC_OK);
-    return comm;
-}
 
 static void destroy_comm(tagc_comm *comm) {
     assert_null(comm->works);
     tagc_comm_destroy(comm);
-    tagc_local_group_destroy(group);
 }
 
 static tagc_work *open_works(tagc_comm *comm, const uint64_t *tags, const size_t *n_bytes, int n) {
@@ -40,9 +35,8 @@ static void close_works(tagc_comm *comm, tagc_work *works, int n) {
 }
 
 /* The group that needs most, and a limited amount for others. */
-static void test_as_much_as_the_largest_unit(void **state) {
-    (void)state;
-    tagc_comm *comm = make_comm();
+TEST(test_as_much_as_the_largest_unit) {
+    tagc_comm *comm = comm_alone(NULL);
     static const uint64_t tags[] = {1, 1, 2, 2, TAGC_NO_TAG, TAGC_NO_TAG};
     static const size_t sizes[] = {40 * MB, 30 * MB, 50 * MB, 1 * MB, 3 * MB, 3 * MB};
     tagc_work *works = open_works(comm, tags, sizes, 6);
@@ -58,17 +52,15 @@ static void test_as_much_as_the_largest_unit(void **state) {
 }
 
 /* Ranks of a host share its memory. */
-static void test_no_more_than_the_largest_unit(void **state) {
-    (void)state;
+TEST(test_no_more_than_the_largest_unit) {
     static const int kinds[] = {TAGC_WORK_HOST_SUM, TAGC_WORK_PLACE, TAGC_WORK_SPREAD};
     for (int i = 0; i < 3; i++) assert_int_equal(tagc_work_capacity(kinds[i], 7 * MB, 90 * MB), 7 * MB);
     assert_int_equal(tagc_work_capacity(TAGC_WORK_GATHER, 7 * MB, 90 * MB), 7 * MB + TAGC_MORE_WORK_BYTES);
 }
 
 /* A step that needs little does not overtake one that waits for much. */
-static void test_steps_take_their_memory_in_order(void **state) {
-    (void)state;
-    tagc_comm *comm = make_comm();
+TEST(test_steps_take_their_memory_in_order) {
+    tagc_comm *comm = comm_alone(NULL);
     static const uint64_t tags[] = {1, 2, 3, 4};
     static const size_t sizes[] = {60 * MB, 60 * MB, 20 * MB, 20 * MB};
     tagc_work *works = open_works(comm, tags, sizes, 4);
@@ -101,10 +93,73 @@ static void test_steps_take_their_memory_in_order(void **state) {
     destroy_comm(comm);
 }
 
+/* ---- a thread that waits ---- */
+
+typedef struct waiting {
+    tagc_comm *comm;
+    tagc_work *work;
+    double cpu_s; /* that the wait took */
+    atomic_int has_memory;
+} waiting;
+
+static double cpu_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static void *wait_for_memory(void *arg) {
+    waiting *w = arg;
+    double before = cpu_seconds();
+    tagc_work_wait(w->comm, w->work);
+    w->cpu_s = cpu_seconds() - before;
+    atomic_store(&w->has_memory, 1);
+    return NULL;
+}
+
+/* Waits until other threads than this one wait, and lets them, for longer than a thread may compute that only waits. */
+static void let_wait(tagc_comm *comm, const tagc_works *works, int n_waiting) {
+    for (int n = -1; n < n_waiting;) {
+        pthread_mutex_lock(&comm->lock);
+        n = works->n_waiting;
+        pthread_mutex_unlock(&comm->lock);
+        sched_yield();
+    }
+    nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);
+}
+
+/* In their order, each when the one before it has given its memory back, and at no cost of a processor. */
+TEST(test_threads_wait_in_order) {
+    tagc_comm *comm = comm_alone(NULL);
+    static const uint64_t tags[] = {1, 2, 3};
+    static const size_t sizes[] = {60 * MB, 60 * MB, 60 * MB};
+    tagc_work *works = open_works(comm, tags, sizes, 3);
+    waiting all[3] = {{0}};
+    pthread_t threads[3];
+    tagc_work_line_up(comm, &works[0]);
+    tagc_work_wait(comm, &works[0]);
+    for (int i = 1; i < 3; i++) {
+        all[i] = (waiting){.comm = comm, .work = &works[i]};
+        tagc_work_line_up(comm, &works[i]);
+        assert_int_equal(pthread_create(&threads[i], NULL, wait_for_memory, &all[i]), 0);
+    }
+    let_wait(comm, works[0].works, 2);
+    assert_false(atomic_load(&all[1].has_memory) || atomic_load(&all[2].has_memory));
+    tagc_work_give(comm, &works[0]);
+    pthread_join(threads[1], NULL);
+    let_wait(comm, works[0].works, 1);
+    assert_false(atomic_load(&all[2].has_memory));
+    tagc_work_give(comm, &works[1]);
+    pthread_join(threads[2], NULL);
+    tagc_work_give(comm, &works[2]);
+    for (int i = 1; i < 3; i++) assert_true(all[i].cpu_s < 0.05);
+    close_works(comm, works, 3);
+    destroy_comm(comm);
+}
+
 /* A step keeps its memory when an object that is made meanwhile needs more, and when all others are gone. */
-static void test_memory_under_way_stays(void **state) {
-    (void)state;
-    tagc_comm *comm = make_comm();
+TEST(test_memory_under_way_stays) {
+    tagc_comm *comm = comm_alone(NULL);
     static const uint64_t tags[] = {1, 2};
     static const size_t sizes[] = {40 * MB, 50 * MB}; /* so large that the system gets it back at once */
     tagc_work *first = open_works(comm, tags, sizes, 1);
@@ -125,9 +180,8 @@ static void test_memory_under_way_stays(void **state) {
     destroy_comm(comm);
 }
 
-static void test_no_memory(void **state) {
-    (void)state;
-    tagc_comm *comm = make_comm();
+TEST(test_no_memory) {
+    tagc_comm *comm = comm_alone(NULL);
     static const uint64_t tags[] = {1};
     static const size_t sizes[] = {MB};
     tagc_work *works = open_works(comm, tags, sizes, 1);
@@ -188,18 +242,6 @@ static void more_steps_than_have_room(rank_run *run) {
     CHECK(run, tagc_works_bytes(run->comm, NULL) == 0);
 }
 
-static void test_more_steps_than_have_room(void **state) {
-    (void)state;
-    rank_run runs[MAX_RANKS];
-    run_ranks(N_RANKS, more_steps_than_have_room, NULL, NULL, runs);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_as_much_as_the_largest_unit),
-                                       cmocka_unit_test(test_no_more_than_the_largest_unit),
-                                       cmocka_unit_test(test_steps_take_their_memory_in_order),
-                                       cmocka_unit_test(test_memory_under_way_stays),
-                                       cmocka_unit_test(test_no_memory),
-                                       cmocka_unit_test(test_more_steps_than_have_room)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+TEST(test_more_steps_than_have_room) {
+    run_ranks(N_RANKS, more_steps_than_have_room, NULL);
 }

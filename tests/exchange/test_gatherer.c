@@ -13,22 +13,7 @@ typedef struct trial {
 /* Value i of an array of full_format. */
 static float full_at(const trial *t, const void *full, size_t i) {
     if (t->options.full_format == TAGC_FORMAT_FP32) return ((const float *)full)[i];
-    uint32_t bits = (uint32_t)((const uint16_t *)full)[i] << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static float rounded_to_bf16(float value) {
-    double best = (double)value;
-    uint32_t bits = bits_of(value), low = bits & 0xffff0000u, high = low + 0x10000u;
-    float a, b;
-    memcpy(&a, &low, 4);
-    memcpy(&b, &high, 4);
-    double beyond = isinf(b) ? copysign(0x1p128, (double)a) : (double)b; /* where Inf would be next */
-    double below = fabs((double)a - best), above = fabs(beyond - best);
-    if (below != above) return below < above ? a : b;
-    return low & 0x10000u ? b : a;
+    return bf16_wide(((const uint16_t *)full)[i]);
 }
 
 static void gather_body(rank_run *run) {
@@ -48,7 +33,7 @@ static void gather_body(rank_run *run) {
         CHECK(run, tagc_gatherer_end(gatherer) == TAGC_OK);
         for (size_t i = 0; i < n; i++) {
             float value = random_gradient((uint64_t)step, (int)(i / shard), i % shard);
-            if (t->options.format == TAGC_FORMAT_BF16) value = rounded_to_bf16(value);
+            if (t->options.format == TAGC_FORMAT_BF16) value = bf16_nearest(value);
             CHECK(run, bits_of(full_at(t, full, i)) == bits_of(value));
         }
     }
@@ -63,8 +48,7 @@ static void gather_body(rank_run *run) {
     free(apart);
 }
 
-static void test_gather(void **state) {
-    (void)state;
+TEST(test_gather) {
     for (int world_size = 1; world_size <= 5; world_size++)
         for (int variant = 0; variant < 5; variant++) {
             trial t = {.in_place = variant % 2};
@@ -72,8 +56,7 @@ static void test_gather(void **state) {
             t.options.n_elems = 1013 * (uint64_t)world_size;
             t.options.format = variant < 4 ? variant / 2 : TAGC_FORMAT_BF16;
             t.options.full_format = variant < 4 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
-            rank_run runs[MAX_RANKS];
-            run_ranks(world_size, gather_body, &t, NULL, runs);
+            run_ranks(world_size, gather_body, &t);
         }
 }
 
@@ -90,15 +73,13 @@ static void apart_body(rank_run *run) {
     tagc_gatherer_destroy(gatherer);
 }
 
-static void test_apart(void **state) {
-    (void)state;
+TEST(test_apart) {
     trial t = {0};
     tagc_gatherer_options_init(&t.options);
     t.options.n_elems = 32;
     t.options.format = TAGC_FORMAT_BF16;
     t.options.full_format = TAGC_FORMAT_BF16;
-    rank_run runs[MAX_RANKS];
-    run_ranks(2, apart_body, &t, NULL, runs);
+    run_ranks(2, apart_body, &t);
 }
 
 /* ---- gathers that overlap reducers ---- */
@@ -144,7 +125,7 @@ static void overlap_body(rank_run *run) {
         CHECK(run, begin_gatherer(gatherer, gradient, full) == TAGC_OK);
         CHECK(run, tagc_gatherer_end(gatherer) == TAGC_OK);
         for (size_t i = 0; i < n; i++)
-            CHECK(run, full[i] == rounded_to_bf16(random_gradient(3, (int)(i / N), i % N)));
+            CHECK(run, full[i] == bf16_nearest(random_gradient(3, (int)(i / N), i % N)));
         for (size_t i = 2; i-- > 0;) CHECK(run, tagc_reducer_end(reducers[i], NULL) == TAGC_OK);
     }
     for (int i = 0; i < 2; i++) tagc_reducer_destroy(reducers[i]);
@@ -154,101 +135,43 @@ static void overlap_body(rank_run *run) {
     free(full);
 }
 
-static void test_overlap(void **state) {
-    (void)state;
+TEST(test_overlap) {
     trace_log log = {.lock = PTHREAD_MUTEX_INITIALIZER};
     tagc_comm_options options;
     tagc_comm_options_init(&options);
     options.trace = log_event;
     options.trace_context = &log;
-    rank_run runs[MAX_RANKS];
-    run_ranks(3, overlap_body, NULL, &options, runs);
+    run_ranks_with(3, overlap_body, NULL, &options, NULL);
     assert_int_equal(log.n_bad, 0);
     assert_int_equal(log.n_gather, 3 * 5 * 2); /* words and rows */
     assert_true(log.n_codec >= 3 * 5 * 2 * 4);
 }
 
-/* ---- whole values over a bf16 wire: contributions rounded alike, sums in fp32; where they are sent back, their owner adds its own
- * as they are, and sums are rounded before they are divided ---- */
-
-typedef struct dense_trial {
-    tagc_reducer_options options;
-} dense_trial;
-
-static void dense_body(rank_run *run) {
-    dense_trial *t = run->shared;
-    size_t n = (size_t)t->options.n_elems, W = (size_t)run->world_size, shard = n / W;
-    int divides_first = !t->options.output && (W & (W - 1)) != 0;
-    float *gradient = malloc(n * sizeof *gradient), *output = malloc(n * sizeof *output);
-    for (size_t i = 0; i < n; i++) gradient[i] = random_gradient(9, run->rank, i);
-    tagc_reducer *reducer;
-    if (!CHECK(run, tagc_reducer_create(run->comm, &t->options, &reducer) == TAGC_OK)) return;
-    for (int step = 0; step < 2; step++) {
-        CHECK(run, run_reducer(reducer, gradient, output, NULL) == TAGC_OK);
-        size_t first = t->options.output ? 0 : (size_t)run->rank * shard,
-               n_out = t->options.output ? n : shard;
-        for (size_t i = 0; i < n_out; i++) {
-            float sum = 0;
-            for (size_t r = 0; r < W; r++) {
-                float value = random_gradient(9, (int)r, first + i);
-                if (!t->options.output || r != (first + i) / shard) value = rounded_to_bf16(value);
-                if (divides_first) value *= 1.0f / (float)run->world_size;
-                sum = r == 0 ? value : sum + value;
-            }
-            if (t->options.output) sum = rounded_to_bf16(sum);
-            if (!divides_first) sum *= 1.0f / (float)run->world_size;
-            CHECK(run, bits_of(output[i]) == bits_of(sum));
-        }
-    }
-    tagc_reducer_destroy(reducer);
-    free(gradient);
-    free(output);
-}
-
-static void test_dense_bf16(void **state) {
-    (void)state;
-    for (int world_size = 1; world_size <= 4; world_size++)
-        for (int all_reduce = 0; all_reduce < 2; all_reduce++) {
-            dense_trial t;
-            tagc_reducer_options_init(&t.options);
-            t.options.format = TAGC_FORMAT_BF16;
-            set_exchange(&t.options, WHOLE);
-            t.options.output = all_reduce;
-            t.options.n_elems = (world_size == 2 ? 262144 * 4 + 99 : 5001) * (uint64_t)world_size;
-            rank_run runs[MAX_RANKS];
-            run_ranks(world_size, dense_body, &t, NULL, runs);
-        }
-}
-
 /* A sum that only its rounding for the way back takes to infinity. */
 static void rounded_up_body(rank_run *run) {
-    dense_trial *t = run->shared;
     float gradient[2] = {run->rank == 0 ? 0x1.fep127f : 0x1p119f, 1}, output[2];
     tagc_reducer *reducer;
     tagc_reducer_stats stats;
     tagc_reducer_stats_init(&stats);
-    if (!CHECK(run, tagc_reducer_create(run->comm, &t->options, &reducer) == TAGC_OK)) return;
+    if (!CHECK(run, tagc_reducer_create(run->comm, run->shared, &reducer) == TAGC_OK)) return;
     CHECK(run, run_reducer(reducer, gradient, output, &stats) == TAGC_OK);
     CHECK(run, isnan(output[0]) && isnan(output[1]));
     CHECK(run, stats.nonfinite == 1);
     tagc_reducer_destroy(reducer);
 }
 
-static void test_bf16_overflow(void **state) {
-    (void)state;
-    dense_trial t;
-    tagc_reducer_options_init(&t.options);
-    t.options.format = TAGC_FORMAT_BF16;
-    set_exchange(&t.options, WHOLE);
-    t.options.output = 1;
-    t.options.op = TAGC_OP_SUM;
-    t.options.n_elems = 2;
-    rank_run runs[MAX_RANKS];
-    run_ranks(2, rounded_up_body, &t, NULL, runs);
+TEST(test_bf16_overflow) {
+    tagc_reducer_options options;
+    tagc_reducer_options_init(&options);
+    options.format = TAGC_FORMAT_BF16;
+    set_exchange(&options, WHOLE);
+    options.output = 1;
+    options.op = TAGC_OP_SUM;
+    options.n_elems = 2;
+    run_ranks(2, rounded_up_body, &options);
 }
 
-static void test_bf16(void **state) {
-    (void)state;
+TEST(test_bf16) {
     for (uint32_t i = 0; i < 200000; i++) {
         uint32_t bits = (uint32_t)mix(i);
         if (i < 65536) bits = i << 16;
@@ -262,7 +185,7 @@ static void test_bf16(void **state) {
         else if (isinf(value))
             assert_true(back == value);
         else
-            assert_int_equal(bits_of(back), bits_of(rounded_to_bf16(value)));
+            assert_int_equal(bits_of(back), bits_of(bf16_nearest(value)));
         if (i < 65536 && !isnan(value)) assert_int_equal(half, i);
     }
 }
@@ -325,18 +248,6 @@ static void together_body(rank_run *run) {
     CHECK(run, strstr(tagc_last_error(), "lossless: rank 11 has 1, rank 10 has 0"));
 }
 
-static void test_together(void **state) {
-    (void)state;
-    rank_run runs[MAX_RANKS];
-    run_ranks(2, together_body, NULL, NULL, runs);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gather),     cmocka_unit_test(test_together),
-        cmocka_unit_test(test_apart),      cmocka_unit_test(test_overlap),
-        cmocka_unit_test(test_dense_bf16), cmocka_unit_test(test_bf16_overflow),
-        cmocka_unit_test(test_bf16),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+TEST(test_together) {
+    run_ranks(2, together_body, NULL);
 }

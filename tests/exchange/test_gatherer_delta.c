@@ -52,8 +52,7 @@ static void follow_body(rank_run *run) {
     close_view(&v);
 }
 
-static void all_worlds_follow(void **state) {
-    (void)state;
+TEST(all_worlds_follow) {
     for (int wire = TAGC_GATHER_INT8; wire <= TAGC_GATHER_DELTA2; wire++)
         for (int world_size = 1; world_size <= 16; world_size += world_size < 5 ? 1 : 3) {
             trial t = make_trial(wire, wire % 2 || world_size > 4);
@@ -63,31 +62,6 @@ static void all_worlds_follow(void **state) {
             t.options.full_format = TAGC_FORMAT_BF16;
             run_trial(&t, world_size, follow_body);
         }
-}
-
-static void plain_body(rank_run *run) {
-    view v;
-    if (!open_view(run, &v)) return;
-    for (int step = 0; step < 3; step++) {
-        move_masters(&v, step);
-        CHECK(run, gather(&v, step) == TAGC_OK);
-        for (size_t i = 0; i < v.n; i++)
-            v.expected[i] = v.t->kind == TAGC_GATHER_BF16 ? to_bf16(v.masters[i]) : v.masters[i];
-        CHECK(run, is_as_expected(&v));
-    }
-    uint64_t width = v.t->kind == TAGC_GATHER_BF16 ? 2 : 4;
-    CHECK(run,
-          sent_bytes(&v) == 3 * ((uint64_t)run->world_size - 1) * (v.t->shard * width + 16)); /* and a word */
-    close_view(&v);
-}
-
-static void plain_wires(void **state) {
-    (void)state;
-    for (int variant = 0; variant < 6; variant++) {
-        trial t = make_trial(variant < 4 ? variant % 2 : TAGC_GATHER_BF16, variant / 2 % 2);
-        t.options.full_format = variant < 4 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
-        run_trial(&t, 3, plain_body);
-    }
 }
 
 /* Two hundred deltas: the replica stays as near as one delta brings it, at the end as at the beginning. */
@@ -122,8 +96,7 @@ static void long_body(rank_run *run) {
     close_view(&v);
 }
 
-static void nothing_accumulates(void **state) {
-    (void)state;
+TEST(nothing_accumulates) {
     for (int wire = TAGC_GATHER_DELTA8; wire <= TAGC_GATHER_DELTA2; wire++) {
         trial t = make_trial(wire, wire % 2);
         t.options.full_format = wire == TAGC_GATHER_DELTA8 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
@@ -162,8 +135,7 @@ static void flipped_body(rank_run *run) {
     close_view(&v);
 }
 
-static void a_flipped_bit_is_found(void **state) {
-    (void)state;
+TEST(a_flipped_bit_is_found) {
     for (int world_size = 2; world_size <= 5; world_size++) {
         trial t = make_trial(TAGC_GATHER_DELTA4, world_size % 2);
         t.options.full_format = world_size < 4 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
@@ -197,8 +169,7 @@ static void nonfinite_body(rank_run *run) {
     close_view(&v);
 }
 
-static void a_sick_master_is_seen_and_heals(void **state) {
-    (void)state;
+TEST(a_sick_master_is_seen_and_heals) {
     for (int variant = 0; variant < 6; variant++) {
         int world_size = 1 + variant % 3;
         trial t = make_trial(TAGC_GATHER_DELTA4 + world_size % 2, world_size % 2);
@@ -260,8 +231,7 @@ static void hostile_body(rank_run *run) {
     close_view(&v);
 }
 
-static void damage_is_told_to_all(void **state) {
-    (void)state;
+TEST(damage_is_told_to_all) {
     for (int variant = 0; variant < 60; variant++) {
         int world_size = 2 + variant % 3;
         trial t = make_trial(TAGC_GATHER_DELTA8 + variant % 3, 0);
@@ -294,8 +264,7 @@ static void hidden_body(rank_run *run) {
     close_view(&v);
 }
 
-static void damage_that_hides_a_whole_gather_ends_it(void **state) {
-    (void)state;
+TEST(damage_that_hides_a_whole_gather_ends_it) {
     for (int world_size = 2; world_size <= 4; world_size++) {
         trial t = make_trial(TAGC_GATHER_DELTA4, 0);
         t.step = 2;
@@ -334,24 +303,9 @@ static void refused_body(rank_run *run) {
     close_view(&v);
 }
 
-static void misuse_is_refused(void **state) {
-    (void)state;
+TEST(misuse_is_refused) {
     trial t = make_trial(TAGC_GATHER_DELTA4, 1);
     run_trial(&t, 4, refused_body);
     t.options.full_format = TAGC_FORMAT_BF16;
     run_trial(&t, 4, refused_body);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_worlds_follow),
-        cmocka_unit_test(plain_wires),
-        cmocka_unit_test(nothing_accumulates),
-        cmocka_unit_test(a_flipped_bit_is_found),
-        cmocka_unit_test(a_sick_master_is_seen_and_heals),
-        cmocka_unit_test(damage_is_told_to_all),
-        cmocka_unit_test(damage_that_hides_a_whole_gather_ends_it),
-        cmocka_unit_test(misuse_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

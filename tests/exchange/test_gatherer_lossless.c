@@ -14,20 +14,14 @@ static trial make_lossless(size_t shard, int has_lanes, int is_narrow) {
     return t;
 }
 
-static float from_bits(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
 /* In step 2 any bits, which take more than the fronts have; in the others values of about one size, and some that are
  * special. */
 static float value_of(int step, int rank, size_t i) {
     static const uint32_t special[] = {0x80000000, 0x7f800000, 0xff800000, 0x7f812345,
                                        0xffffffff, 0x00000001, 0x807fffff, 0x7f7fffff};
     uint64_t draw = mix(i * 31 + (uint64_t)rank * 7919 + (uint64_t)step);
-    if (step == 2) return from_bits((uint32_t)draw);
-    if (draw % 500 == 0) return from_bits(special[draw / 500 % 8]);
+    if (step == 2) return float_of((uint32_t)draw);
+    if (draw % 500 == 0) return float_of(special[draw / 500 % 8]);
     return random_gradient((uint64_t)step, rank, i);
 }
 
@@ -90,8 +84,7 @@ static void beside_body(rank_run *run) {
     close_view(&v);
 }
 
-static void the_same_bits_as_bf16(void **state) {
-    (void)state;
+TEST(the_same_bits_as_bf16) {
     static const struct {
         int world_size;
         size_t shard;
@@ -125,8 +118,7 @@ static void in_place_body(rank_run *run) {
     close_view(&v);
 }
 
-static void rows_in_place(void **state) {
-    (void)state;
+TEST(rows_in_place) {
     for (int has_lanes = 0; has_lanes < 2; has_lanes++) {
         trial t = make_lossless(SEGMENT + 5, has_lanes, 0);
         run_trial(&t, 2, in_place_body);
@@ -168,8 +160,7 @@ static void many_body(rank_run *run) {
     free(full);
 }
 
-static void many_are_under_way(void **state) {
-    (void)state;
+TEST(many_are_under_way) {
     trial t = make_lossless(3000, 1, 0);
     run_trial(&t, 4, many_body);
 }
@@ -206,8 +197,8 @@ static void damaged_body(rank_run *run) {
     for (int step = 0; step < t->step + 4; step++) {
         char expected[64];
         for (size_t i = 0; i < v.n; i++)
-            v.masters[i] = step == t->step && t->which ? from_bits((uint32_t)mix(i))
-                                                       : 1 + (float)(i % 100) + (float)step;
+            v.masters[i] =
+                step == t->step && t->which ? float_of((uint32_t)mix(i)) : 1 + (float)(i % 100) + (float)step;
         if (step == t->step && t->which) /* no NaN */
             for (size_t i = 0; i < v.n; i++) v.masters[i] = isnan(v.masters[i]) ? 0 : v.masters[i];
         tagc_status status = keep_status(run, gather(&v, step));
@@ -227,8 +218,7 @@ static void damaged_body(rank_run *run) {
     close_view(&v);
 }
 
-static void damage_is_told_to_all(void **state) {
-    (void)state;
+TEST(damage_is_told_to_all) {
     for (int variant = 0; variant < 11; variant++) {
         int world_size = 2 + variant % 2;
         trial t = make_lossless(variant == 6 ? PIECE + 100 : 2000, 0, variant % 3 == 0);
@@ -271,8 +261,7 @@ static void spoilt_body(rank_run *run) {
     close_view(&v);
 }
 
-static void a_damaged_header_ends_it(void **state) {
-    (void)state;
+TEST(a_damaged_header_ends_it) {
     for (uint64_t where = 0; where < 6; where++) {
         trial t = make_lossless(2000, 0, 0);
         t.step = 1;
@@ -282,13 +271,4 @@ static void a_damaged_header_ends_it(void **state) {
         run_trial(&t, 2, spoilt_body);
         assert_int_equal(t.n_damaged, 1);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_same_bits_as_bf16),    cmocka_unit_test(rows_in_place),
-        cmocka_unit_test(many_are_under_way),       cmocka_unit_test(damage_is_told_to_all),
-        cmocka_unit_test(a_damaged_header_ends_it),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

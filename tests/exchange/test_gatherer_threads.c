@@ -73,16 +73,13 @@ static void threads_body(rank_run *run) {
     free(own);
 }
 
-static void test_threads(void **state) {
-    (void)state;
-    rank_run runs[MAX_RANKS];
-    run_ranks(N_RANKS, threads_body, NULL, NULL, runs);
+TEST(test_threads) {
+    run_ranks(N_RANKS, threads_body, NULL);
 }
 
 /* Rank 0 among ranks that echo, over a network on which nothing arrives before three gathers, begun together, have all sent
  * what they send: one latency for all of them. Gathers that wait for each other would wait for ever. */
-static void test_gathers_share_latency(void **state) {
-    (void)state;
+TEST(test_gathers_share_latency) {
     enum { N = 3 };
     delaying_network *network =
         delaying_create(&(delaying_options){.world_size = N_RANKS, .has_lanes = 1, .is_echo = 1});
@@ -111,10 +108,4 @@ static void test_gathers_share_latency(void **state) {
     tagc_comm_destroy(run.comm);
     delaying_destroy(network);
     free(own);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_threads),
-                                       cmocka_unit_test(test_gathers_share_latency)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

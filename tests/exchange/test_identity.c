@@ -18,12 +18,9 @@ static void local_body(rank_run *run) {
     if (c.failure[0]) snprintf(run->failure, sizeof run->failure, "%s", c.failure);
 }
 
-static void test_orders(void **state) {
-    (void)state;
+TEST(test_orders) {
     static const int cases[][2] = {{2, 1}, {3, 0}, {8, 5}};
-    rank_run runs[MAX_RANKS];
-    for (int i = 0; i < 3; i++)
-        run_ranks(cases[i][0], local_body, (void *)(uintptr_t)&cases[i][1], NULL, runs);
+    for (int i = 0; i < 3; i++) run_ranks(cases[i][0], local_body, (void *)(uintptr_t)&cases[i][1]);
 }
 
 /* Without lanes. */
@@ -43,14 +40,12 @@ static void callback_body(rank_run *run) {
     tagc_comm_destroy(c.comm);
 }
 
-static void test_orders_without_lanes(void **state) {
-    (void)state;
+TEST(test_orders_without_lanes) {
     static const int cases[][2] = {{2, 0}, {3, 2}, {8, 1}};
-    rank_run runs[MAX_RANKS];
     for (int i = 0; i < 3; i++) {
         without_lanes w = {.odd = cases[i][1]};
         pthread_barrier_init(&w.meeting.barrier, NULL, (unsigned)cases[i][0]);
-        run_ranks(cases[i][0], callback_body, &w, NULL, runs);
+        run_ranks(cases[i][0], callback_body, &w);
         pthread_barrier_destroy(&w.meeting.barrier);
     }
 }
@@ -114,21 +109,12 @@ static void unlike_body(rank_run *run) {
     free(in);
 }
 
-static void test_other_lengths(void **state) {
-    (void)state;
+TEST(test_other_lengths) {
     static const unlike cases[] = {{WHOLE, -1, -1, {512, 1024}, 0},
                                    {TAGC_EXCHANGE_DIRECT, -1, 0.9, {512, 4096}, 0},
                                    {TAGC_EXCHANGE_PACKED, -1, 0.9, {512, 4096}, 0},
                                    {TAGC_EXCHANGE_DIRECT, -1, 0.98, {(1u << 20) + 64, 1u << 21}, 0},
                                    {TAGC_EXCHANGE_DIRECT, -1, -1, {512, 2048}, 1}};
-    rank_run runs[MAX_RANKS];
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (int W = 2; W <= 3; W++) run_ranks(W, unlike_body, (void *)(uintptr_t)&cases[i], NULL, runs);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_orders),
-                                       cmocka_unit_test(test_orders_without_lanes),
-                                       cmocka_unit_test(test_other_lengths)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+        for (int W = 2; W <= 3; W++) run_ranks(W, unlike_body, (void *)(uintptr_t)&cases[i]);
 }

@@ -54,10 +54,8 @@ static void refuse_body(rank_run *run) {
     }
 }
 
-static void test_refused(void **state) {
-    (void)state;
-    rank_run runs[MAX_RANKS];
-    run_ranks(4, refuse_body, NULL, NULL, runs);
+TEST(test_refused) {
+    run_ranks(4, refuse_body, NULL);
 }
 
 /* ---- units of any size, between values of others ---- */
@@ -146,11 +144,9 @@ static void any_size_body(rank_run *run) {
     free(memory), free(memory_out);
 }
 
-static void test_any_size(void **state) {
-    (void)state;
+TEST(test_any_size) {
     static const uint64_t sizes[] = {1, 2, 3, 17, 64, 257, 1001, 1024};
     static const int worlds[] = {1, 2, 3, 5, 8};
-    rank_run runs[MAX_RANKS];
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
         for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++)
             for (int kind = 0; kind < 14; kind++) {
@@ -162,11 +158,6 @@ static void test_any_size(void **state) {
                 if (t.exchange == WHOLE) t.is_exact = 1;
                 t.output = kind < 8 ? (kind / 2 + 1) % 2 : (int)(s + w + (size_t)kind) % 2;
                 t.in_place = kind >= 6 && kind < 8 && t.output == TAGC_OUTPUT_UNIT && worlds[w] > 1;
-                run_ranks(worlds[w], any_size_body, &t, NULL, runs);
+                run_ranks(worlds[w], any_size_body, &t);
             }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_refused), cmocka_unit_test(test_any_size)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,15 +1,11 @@
 /* What arrives over many steps: values down to a millionth of their block's largest, of whom none may be too small to arrive. One rank
  * gets what it sends, so the exact sum is known; bounds are five standard deviations. */
 #include "../lengths.h"
+#include "../ranks.h"
 #include "../repeats.h"
 #include "../residual.h"
 #include "blocks_oracle.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <string.h>
 
 /* As many roundings of each size as 100,000 steps of 512 values have, and fewer messages. */
@@ -53,17 +49,9 @@ static void of_rounding(int format, size_t block, double *variances) {
     }
 }
 
-static tagc_comm *alone(tagc_local_group **group) {
-    tagc_comm *comm;
-    assert_int_equal(tagc_local_group_create(1, group), TAGC_OK);
-    assert_int_equal(tagc_comm_create_local(*group, 0, NULL, &comm), TAGC_OK);
-    return comm;
-}
-
 static void sum_steps(int format, double sparsity, int residual, double *sums) {
     static float out[N], left[N];
-    tagc_local_group *group;
-    tagc_comm *comm = alone(&group);
+    tagc_comm *comm = comm_alone(NULL);
     tagc_reducer *reducer;
     tagc_reducer_options o;
     tagc_reducer_options_init(&o);
@@ -82,11 +70,9 @@ static void sum_steps(int format, double sparsity, int residual, double *sums) {
     for (uint64_t i = 0; i < n_left; i++) sums[i] += (double)left[i];
     tagc_reducer_destroy(reducer);
     tagc_comm_destroy(comm);
-    tagc_local_group_destroy(group);
 }
 
-static void test_once(void **state) {
-    (void)state;
+TEST(test_once) {
     static double sums[N], variances[N];
     for (int format = TAGC_FORMAT_INT8; format <= TAGC_FORMAT_INT4; format++) {
         sum_steps(format, 0, TAGC_RESIDUAL_NONE, sums);
@@ -96,8 +82,7 @@ static void test_once(void **state) {
 }
 
 /* Nothing is rounded at random: whole values, and a residual that holds all that was not sent. */
-static void test_exact(void **state) {
-    (void)state;
+TEST(test_exact) {
     static const struct {
         const char *name;
         int format, residual;
@@ -125,8 +110,7 @@ static void test_exact(void **state) {
 
 /* A residual of g takes up the part g / step of a step by chance, at each step: a variance of at most g * step, and up to step^2 / 4
  * where all of it is sent, which for small values is rare. No residual here exceeds eight times the largest value. */
-static void test_stored(void **state) {
-    (void)state;
+TEST(test_stored) {
     static const struct {
         const char *name;
         int format, residual;
@@ -151,12 +135,10 @@ static void test_stored(void **state) {
     }
 }
 
-static void test_gathered(void **state) {
-    (void)state;
+TEST(test_gathered) {
     static float full[N];
     static double sums[N], variances[N];
-    tagc_local_group *group;
-    tagc_comm *comm = alone(&group);
+    tagc_comm *comm = comm_alone(NULL);
     tagc_gatherer *gatherer;
     tagc_gatherer_options o;
     tagc_gatherer_options_init(&o);
@@ -174,16 +156,9 @@ static void test_gathered(void **state) {
     check_sums("gathered in int8", sums, variances);
     tagc_gatherer_destroy(gatherer);
     tagc_comm_destroy(comm);
-    tagc_local_group_destroy(group);
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_once),
-        cmocka_unit_test(test_exact),
-        cmocka_unit_test(test_stored),
-        cmocka_unit_test(test_gathered),
-    };
     fill();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

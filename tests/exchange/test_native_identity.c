@@ -11,16 +11,10 @@ static void body(rank_run *run) {
     tagc_comm_destroy(c.comm);
 }
 
-static void test_orders(void **state) {
-    (void)state;
+TEST(test_orders) {
     for (int W = 2; W <= 4; W++) {
         native_group *group = native_group_make(W, 1);
-        run_ranks(W, body, group);
+        run_threads(W, body, group);
         native_group_free(group);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_orders)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -85,8 +85,7 @@ static void run_steps(rank_run *run) {
 }
 
 static void run_trial(trial *t) {
-    rank_run runs[MAX_RANKS];
-    run_ranks(t->world_size, run_steps, t, NULL, runs);
+    run_ranks(t->world_size, run_steps, t);
 }
 
 /* ---- bit for bit ---- */
@@ -158,8 +157,7 @@ static const int world_sizes[] = {1, 2, 3, 4, 6, 8};
 enum { N_WORLDS = REPEATS(6, 4, 3), N_VARIANTS = REPEATS(12, 12, 6) };
 
 /* Every kind of number, output and format. */
-static void test_bits(void **state) {
-    (void)state;
+TEST(test_bits) {
     static const int formats[] = {TAGC_FORMAT_INT4, TAGC_FORMAT_INT8, TAGC_FORMAT_FP32, TAGC_FORMAT_INT4};
     static const int result_formats[] = {-1, TAGC_FORMAT_INT8, TAGC_FORMAT_INT4, TAGC_FORMAT_FP32};
     for (int w = 0; w < N_WORLDS; w++)
@@ -185,8 +183,7 @@ static void test_bits(void **state) {
 }
 
 /* NaN or Inf on one rank: NaN on all, in that step alone. */
-static void test_nonfinite(void **state) {
-    (void)state;
+TEST(test_nonfinite) {
     for (int output = TAGC_OUTPUT_SHARD; output <= TAGC_OUTPUT_UNIT; output++) {
         trial t = make_trial(3, 100, output, TAGC_FORMAT_INT4, 3);
         make_arrays(&t);
@@ -255,8 +252,7 @@ static void check_law(int world_size, int output, int format, int result_format)
     free_arrays(&t);
 }
 
-static void test_law(void **state) {
-    (void)state;
+TEST(test_law) {
     for (int world_size = 1; world_size <= 8; world_size = world_size < 2 ? 2 : world_size + 3) {
         check_law(world_size, TAGC_OUTPUT_SHARD, TAGC_FORMAT_INT4, -1);
         check_law(world_size, TAGC_OUTPUT_UNIT, TAGC_FORMAT_INT8, TAGC_FORMAT_INT4);
@@ -318,10 +314,8 @@ static void life_body(rank_run *run) {
     tagc_reducer_destroy(other);
 }
 
-static void test_life(void **state) {
-    (void)state;
-    rank_run runs[MAX_RANKS];
-    run_ranks(2, life_body, NULL, NULL, runs);
+TEST(test_life) {
+    run_ranks(2, life_body, NULL);
 }
 
 /* ---- gathers ---- */
@@ -398,18 +392,7 @@ static void refusals_body(rank_run *run) {
     }
 }
 
-static void test_gathers(void **state) {
-    (void)state;
-    rank_run runs[MAX_RANKS];
-    for (int world_size = 1; world_size <= 4; world_size++)
-        run_ranks(world_size, gather_body, NULL, NULL, runs);
-    run_ranks(2, refusals_body, NULL, NULL, runs);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bits), cmocka_unit_test(test_nonfinite), cmocka_unit_test(test_law),
-        cmocka_unit_test(test_life), cmocka_unit_test(test_gathers),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+TEST(test_gathers) {
+    for (int world_size = 1; world_size <= 4; world_size++) run_ranks(world_size, gather_body, NULL);
+    run_ranks(2, refusals_body, NULL);
 }

@@ -126,10 +126,8 @@ static void change_levels(rank_run *run) {
     tagc_reducer_destroy(c.reducer);
 }
 
-static void test_change_of_level(void **state) {
-    (void)state;
-    rank_run runs[MAX_RANKS];
-    run_ranks(4, change_levels, NULL, NULL, runs);
+TEST(test_change_of_level) {
+    run_ranks(4, change_levels, NULL);
 }
 
 static void forget_on_one(caller *c) {
@@ -150,10 +148,9 @@ static void order_body(rank_run *run) {
     tagc_reducer_destroy(c.reducer); /* waits for the step */
 }
 
-static void test_order(void **state) {
-    (void)state;
+TEST(test_order) {
     rank_run runs[MAX_RANKS];
-    run_ranks(4, order_body, NULL, NULL, runs);
+    run_ranks_with(4, order_body, NULL, NULL, runs);
     for (int r = 0; r < 4; r++) assert_int_equal(runs[r].status, TAGC_ERR_MISMATCH);
     assert_non_null(strstr(runs[0].text, "sparsity"));
     tagc_reducer_destroy(NULL);
@@ -200,20 +197,13 @@ static void direct_order_body(rank_run *run) {
     tagc_reducer_destroy(c.reducer);
 }
 
-static void test_direct_order(void **state) {
-    (void)state;
+TEST(test_direct_order) {
     rank_run runs[MAX_RANKS];
-    run_ranks(4, direct_order_body, NULL, NULL, runs);
+    run_ranks_with(4, direct_order_body, NULL, NULL, runs);
     for (int r = 0; r < 4; r++) {
         assert_int_equal(runs[r].status, TAGC_ERR_MISMATCH);
         if (r < 2)
             assert_non_null(strstr(runs[r].text, r == 0 ? "from rank 11: sparsity: 48 of a shard's 64"
                                                         : "from rank 10: sparsity: 32 of a shard's 64"));
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_order), cmocka_unit_test(test_direct_order),
-                                       cmocka_unit_test(test_change_of_level)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -127,8 +127,7 @@ static void assert_as_oracle(experiment *x) {
     float *residuals = malloc(W * n * sizeof(float)), *owned = malloc(n * sizeof(float)),
           *output = malloc(n * sizeof(float));
     for (size_t i = 0; i < W * n; i++) residuals[i] = TAGC_ZERO_RESIDUAL;
-    rank_run runs[MAX_RANKS];
-    run_ranks(x->world_size, run_steps, x, NULL, runs);
+    run_ranks(x->world_size, run_steps, x);
     int had_residual = 0; /* a residual that was made stays */
     for (size_t step = 0; step < (size_t)x->n_steps; step++) {
         tagc_reducer_options options = x->options;
@@ -166,8 +165,7 @@ static int n_worlds(void) {
 
 static const double sparsities[] = {0, 0.5, 0.9, 0.9875, 1};
 
-static void test_formats(void **state) {
-    (void)state;
+TEST(test_formats) {
     for (int w = 0; w < n_worlds(); w++)
         for (int values = TAGC_FORMAT_FP32; values <= TAGC_FORMAT_INT2; values++)
             for (int i = (w + values) % EACH_SPARSITY; i < 5; i += EACH_SPARSITY) {
@@ -194,8 +192,7 @@ static void choose_results(tagc_reducer_options *options, int variant) {
 }
 
 /* Sums to all ranks, with what the owner does not send of them in its residual. */
-static void test_all_reduce(void **state) {
-    (void)state;
+TEST(test_all_reduce) {
     for (int w = 0; w < n_worlds(); w++)
         for (int values = TAGC_FORMAT_FP32; values <= TAGC_FORMAT_INT2; values++)
             for (int i = (w + values) % EACH_SPARSITY; i < 5; i += EACH_SPARSITY) {
@@ -239,16 +236,13 @@ static void refuse_overlaps(rank_run *run) {
     }
 }
 
-static void test_overlaps(void **state) {
-    (void)state;
-    rank_run runs[MAX_RANKS];
-    run_ranks(4, refuse_overlaps, NULL, NULL, runs);
-    run_ranks(1, refuse_overlaps, NULL, NULL, runs);
+TEST(test_overlaps) {
+    run_ranks(4, refuse_overlaps, NULL);
+    run_ranks(1, refuse_overlaps, NULL);
 }
 
 /* θ that changes between steps: from everything to little, back, and through nothing at all. */
-static void test_sparsity_changes(void **state) {
-    (void)state;
+TEST(test_sparsity_changes) {
     static const double plan[][6] = {{0, 0.9, 0.9875, 0.5, 1, 0.9}, {0.75, 0.9, 0.95, 0.9875, 0.9, 0.2}};
     for (int variant = 0; variant < 24; variant += EACH_VARIANT) {
         experiment x = make_experiment(2 + variant % 3 * 2, 600, 6, (uint64_t)variant + 900);
@@ -265,8 +259,7 @@ static void test_sparsity_changes(void **state) {
 }
 
 /* A run that is interrupted goes on with the same bits. */
-static void test_reload(void **state) {
-    (void)state;
+TEST(test_reload) {
     for (int variant = 0; variant < 12; variant++) {
         experiment x = make_experiment(4, 500, 5, (uint64_t)variant + 950);
         x.options.format = variant % 5;
@@ -279,21 +272,19 @@ static void test_reload(void **state) {
 }
 
 /* The same bits whatever the number of threads, and again. */
-static void test_threads(void **state) {
-    (void)state;
+TEST(test_threads) {
     for (int variant = 0; variant < 9; variant += EACH_SPARSITY) {
         experiment one = make_experiment(4, 30000, 2, 970);
         one.options.format = variant % 5;
         one.options.output = variant / 2 % 2;
         one.options.sparsity = variant % 3 ? 0.95 : 0;
         one.options.residual = residual_of(variant);
-        rank_run runs[MAX_RANKS];
-        run_ranks(4, run_steps, &one, NULL, runs);
+        run_ranks(4, run_steps, &one);
         for (int n_threads = 1; n_threads <= 4; n_threads += 3) {
             experiment x = make_experiment(4, 30000, 2, 970);
             x.options = one.options;
             x.options.n_threads = n_threads;
-            run_ranks(4, run_steps, &x, NULL, runs);
+            run_ranks(4, run_steps, &x);
             size_t n_values = row_of(&x, 2, 0);
             assert_memory_equal(x.outputs, one.outputs, n_values * sizeof(float));
             assert_memory_equal(x.residuals, one.residuals, n_values * sizeof(float));
@@ -310,8 +301,7 @@ static void check_conserved(experiment *x, double tolerance) {
     direct_model m = direct_model_of(&x->options, x->world_size);
     for (size_t i = 0; i < n_steps * W * n; i++)
         x->gradients[i] = (float)(rint(fmod(x->gradients[i] * 4e5, 1) * 128) / 128);
-    rank_run runs[MAX_RANKS];
-    run_ranks(x->world_size, run_steps, x, NULL, runs);
+    run_ranks(x->world_size, run_steps, x);
     double *in = calloc(n, sizeof *in), *out = calloc(n, sizeof *out), worst = 0;
     float *output = malloc(n * sizeof *output);
     for (size_t step = 0; step < n_steps; step++)
@@ -333,8 +323,7 @@ static void check_conserved(experiment *x, double tolerance) {
     free(output);
 }
 
-static void test_conservation(void **state) {
-    (void)state;
+TEST(test_conservation) {
     for (int variant = 0; variant < 6 * 2 * 3; variant += EACH_VARIANT) {
         int world_size = variant / 6 % 2 ? 4 : 8;
         experiment x = make_experiment(world_size, 300, MAX_STEPS, (uint64_t)variant);
@@ -396,8 +385,7 @@ static void nonfinite_body(rank_run *run) {
     free(output);
 }
 
-static void test_nonfinite(void **state) {
-    (void)state;
+TEST(test_nonfinite) {
     static const float kinds[] = {NAN, INFINITY, -INFINITY};
     for (int variant = 0; variant < 48; variant += EACH_VARIANT) {
         int world_size = (int[]){1, 2, 4}[variant % 3];
@@ -410,9 +398,8 @@ static void test_nonfinite(void **state) {
         plain.options = x.options;
         nonfinite_case c = {.x = &x, .at_rank = variant % world_size, .what = kinds[variant % 3]};
         c.at = mix((uint64_t)variant) % x.options.n_elems;
-        rank_run runs[MAX_RANKS];
-        run_ranks(world_size, nonfinite_body, &c, NULL, runs);
-        run_ranks(world_size, run_steps, &plain, NULL, runs);
+        run_ranks(world_size, nonfinite_body, &c);
+        run_ranks(world_size, run_steps, &plain);
         size_t n_values = row_of(&x, 2, 0);
         assert_memory_equal(x.outputs, plain.outputs, n_values * sizeof(float));
         assert_memory_equal(x.residuals, plain.residuals, n_values * sizeof(float));
@@ -423,8 +410,7 @@ static void test_nonfinite(void **state) {
 
 /* On all ranks: output NaN, and told. */
 static void assert_void(experiment *x) {
-    rank_run runs[MAX_RANKS];
-    run_ranks(x->world_size, run_steps, x, NULL, runs);
+    run_ranks(x->world_size, run_steps, x);
     for (int r = 0; r < x->world_size; r++) {
         assert_int_equal(x->stats[0][r].nonfinite, 1);
         assert_true(isnan(x->outputs[row_of(x, 0, (size_t)r)]));
@@ -432,8 +418,7 @@ static void assert_void(experiment *x) {
 }
 
 /* Finite values that add up to more than there are numbers for. */
-static void test_overflow(void **state) {
-    (void)state;
+TEST(test_overflow) {
     for (int variant = 0; variant < 8; variant++) {
         experiment x = make_experiment(2, 64, 1, 1);
         x.options.op = TAGC_OP_SUM;
@@ -447,8 +432,7 @@ static void test_overflow(void **state) {
 }
 
 /* Means that are finite where what their rounding loses, times W, is not: told, and not left in a residual for ever. */
-static void test_overflow_of_errors(void **state) {
-    (void)state;
+TEST(test_overflow_of_errors) {
     for (int variant = 0; variant < 2; variant++) {
         experiment x = make_experiment(4, 64, 2, 1);
         memset(x.gradients, 0, row_of(&x, 2, 0) * sizeof(float));
@@ -461,8 +445,7 @@ static void test_overflow_of_errors(void **state) {
             for (size_t i = 1; i < 64 && variant && r < 2; i++) gradient[i] = r ? -3e38f : 3e38f;
             gradient[r < 2 ? 0 : r] = r < 2 ? 3e38f : 1;
         }
-        rank_run runs[MAX_RANKS];
-        run_ranks(4, run_steps, &x, NULL, runs);
+        run_ranks(4, run_steps, &x);
         for (size_t r = 0; r < 4; r++) {
             int is_finite = 1;
             for (size_t i = 0; i < x.options.n_elems; i++)
@@ -476,13 +459,11 @@ static void test_overflow_of_errors(void **state) {
 }
 
 /* What statistics say, where it can be counted otherwise. */
-static void test_stats(void **state) {
-    (void)state;
+TEST(test_stats) {
     experiment x = make_experiment(3, 800, 1, 990);
     x.options.output = 1;
     x.options.format = TAGC_FORMAT_FP32;
-    rank_run runs[MAX_RANKS];
-    run_ranks(3, run_steps, &x, NULL, runs);
+    run_ranks(3, run_steps, &x);
     uint64_t n_returned = 0, sent = 0, received = 0;
     for (size_t i = 0; i < 2400; i++) n_returned += x.outputs[i] != 0;
     assert_int_equal(n_returned, 3 * 96); /* 2.4 times 40 */
@@ -512,23 +493,11 @@ static void test_stats(void **state) {
     for (int i = 0; i < 2; i++) {
         x.options.sparsity = 0.625;
         x.options.result_sparsity = shares[i];
-        run_ranks(3, run_steps, &x, NULL, runs);
+        run_ranks(3, run_steps, &x);
         n_returned = 0;
         for (size_t j = 0; j < 2400; j++) n_returned += x.outputs[j] != 0;
         assert_true(i ? n_returned > 2300 : n_returned == 3 * 719);
         for (int r = 0; r < 3; r++) assert_int_equal(x.stats[0][r].n_returned, i ? 2400 : n_returned);
     }
     destroy_experiment(&x);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_formats),      cmocka_unit_test(test_all_reduce),
-        cmocka_unit_test(test_overlaps),     cmocka_unit_test(test_sparsity_changes),
-        cmocka_unit_test(test_reload),       cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_conservation), cmocka_unit_test(test_nonfinite),
-        cmocka_unit_test(test_overflow),     cmocka_unit_test(test_overflow_of_errors),
-        cmocka_unit_test(test_stats),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -19,8 +19,7 @@ static void assert_same_failure(const trial *t, int world_size, tagc_status stat
             fail_msg("%s: rank %d has %s (%s)", what, r, tagc_status_name(t->statuses[r]), t->texts[r]);
 }
 
-static void test_damaged_index(void **state) {
-    (void)state;
+TEST(test_damaged_index) {
     for (int variant = 0; variant < 48; variant++) {
         int world_size = 2 + variant % 3, exchange = 1 + variant / 3 % 2, index = variant / 6 % 3;
         trial t = make_trial(world_size, exchange, index);
@@ -38,8 +37,7 @@ static void test_damaged_index(void **state) {
 
 /* Plain values carry no check; the sketch notices that its cells do not come out empty. All ranks agree
  * anyway. */
-static void test_damaged_values(void **state) {
-    (void)state;
+TEST(test_damaged_values) {
     for (int variant = 0; variant < 12; variant++) {
         int world_size = 2 + variant % 3, exchange = 1 + variant / 3 % 2;
         trial t = make_trial(world_size, exchange, TAGC_INDEX_OR);
@@ -57,8 +55,7 @@ static void test_damaged_values(void **state) {
 
 /* Without an agreement there is nothing left to agree with: the rank that sees it says why, the others do not
  * hang. */
-static void test_damaged_agreement(void **state) {
-    (void)state;
+TEST(test_damaged_agreement) {
     trial t = make_trial(2, TAGC_EXCHANGE_PACKED, TAGC_INDEX_OR);
     t.net.to = 0;
     t.net.from = 1;
@@ -82,8 +79,7 @@ static void too_many_leftovers(uint8_t *bytes, uint64_t n_bytes, uint64_t where)
     tagc_wire_write(&header, bytes);
 }
 
-static void test_lying_agreement(void **state) {
-    (void)state;
+TEST(test_lying_agreement) {
     trial t = make_trial(2, TAGC_EXCHANGE_SKETCH, TAGC_INDEX_OR);
     t.net.from = 1;
     t.net.call = 2 * first_call_of_second_step(TAGC_EXCHANGE_SKETCH) - 2; /* the step's last */
@@ -104,8 +100,7 @@ static void other_unit(uint8_t *bytes, uint64_t n_bytes, uint64_t where) {
     tagc_wire_write(&header, bytes);
 }
 
-static void test_hostile_unit(void **state) {
-    (void)state;
+TEST(test_hostile_unit) {
     for (int variant = 0; variant < 9; variant++) {
         int world_size = 2 + variant % 3, message = variant / 3; /* index, union, agreement */
         trial t = make_trial(world_size, TAGC_EXCHANGE_PACKED, TAGC_INDEX_OR);
@@ -136,8 +131,7 @@ static void move_element(uint8_t *bytes, uint64_t n_bytes, uint64_t where) {
     tagc_wire_write(&header, bytes);
 }
 
-static void test_wrong_index(void **state) {
-    (void)state;
+TEST(test_wrong_index) {
     for (int variant = 0; variant < 10; variant++) {
         trial t = make_trial(2, TAGC_EXCHANGE_SKETCH, TAGC_INDEX_OR);
         t.net.to = variant % 2;
@@ -164,8 +158,7 @@ static void set_all(uint8_t *bytes, uint64_t n_bytes, uint64_t where) {
     tagc_wire_write(&header, bytes);
 }
 
-static void test_oversized_index(void **state) {
-    (void)state;
+TEST(test_oversized_index) {
     for (int variant = 0; variant < 6; variant++) {
         trial t = make_trial(2, 1 + variant % 2, variant / 2);
         t.net.from = 1;
@@ -191,8 +184,7 @@ static void other_position(uint8_t *bytes, uint64_t n_bytes, uint64_t where) {
     tagc_wire_write(&header, bytes);
 }
 
-static void test_leftovers(void **state) {
-    (void)state;
+TEST(test_leftovers) {
     for (int variant = 0; variant < 20; variant++) {
         int world_size = 2 + variant % 2, is_packed = variant / 2 % 2, lie = variant / 4;
         trial t = make_trial(world_size, TAGC_EXCHANGE_SKETCH, TAGC_INDEX_OR);
@@ -238,26 +230,14 @@ static void give_up_body(rank_run *run) {
     free(output);
 }
 
-static void test_rank_gives_up(void **state) {
-    (void)state;
+TEST(test_rank_gives_up) {
     for (int exchange = WHOLE; exchange <= TAGC_EXCHANGE_DIRECT; exchange++) {
         rank_run runs[MAX_RANKS];
         double start_s = tagc_time_s();
-        run_ranks(3, give_up_body, &exchange, NULL, runs);
+        run_ranks_with(3, give_up_body, &exchange, NULL, runs);
         /* The abort ends the wait, not the time-out of 120 s. A busy machine may take seconds. */
         assert_true(tagc_time_s() - start_s < 60);
         for (int r = 0; r < 3; r++) assert_int_equal(runs[r].status, TAGC_ERR_TRANSPORT);
         assert_non_null(strstr(runs[0].text, "enough"));
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_damaged_index),     cmocka_unit_test(test_damaged_values),
-        cmocka_unit_test(test_damaged_agreement), cmocka_unit_test(test_lying_agreement),
-        cmocka_unit_test(test_hostile_unit),      cmocka_unit_test(test_wrong_index),
-        cmocka_unit_test(test_oversized_index),   cmocka_unit_test(test_leftovers),
-        cmocka_unit_test(test_rank_gives_up),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

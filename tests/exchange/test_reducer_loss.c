@@ -6,7 +6,6 @@
 #include "oracle.h"
 #include "paper.h"
 #include "ranks.h"
-#include "whole.h"
 
 enum { MAX_STEPS = 3 };
 
@@ -85,28 +84,8 @@ static void assert_conserved(const trial *t, int world_size) {
         }
 }
 
-static void test_conservation(void **state) {
-    (void)state;
-    for (int world_size = 1; world_size <= REPEATS(8, 8, 4); world_size *= 2)
-        for (int variant = 0; variant < 8; variant += REPEATS(1, 1, 3)) {
-            trial t = make_trial(world_size, 4096, (uint64_t)variant);
-            t.options.exchange = variant < 4 ? TAGC_EXCHANGE_PACKED : TAGC_EXCHANGE_SKETCH;
-            t.paper.fill_union = variant % 2;
-            t.options.sparsity = variant % 4 < 2 ? 0.9875 : 0.9;
-            t.paper.cells = TAGC_CELLS_FIXED;
-            for (int r = 0; r < world_size && variant >= 4;
-                 r++) /* rounds the others to multiples of 1/4 or worse */
-                t.gradients[(size_t)r * t.options.n_elems + 77] = 8388608.0f;
-            rank_run runs[MAX_RANKS];
-            run_ranks(world_size, run_trial, &t, NULL, runs);
-            assert_conserved(&t, world_size);
-            destroy_trial(&t);
-        }
-}
-
 /* W = 8 at 10x and θ = 98.75 %: the union of eight supports is more than the cells can give back. */
-static void test_overload(void **state) {
-    (void)state;
+TEST(test_overload) {
     size_t shard = 16384;
     for (int unpeeled = TAGC_UNPEELED_PACKED; unpeeled <= TAGC_UNPEELED_ESTIMATE; unpeeled++)
         for (int variant = 0; variant < 4; variant += REPEATS(1, 1, 3)) {
@@ -118,8 +97,7 @@ static void test_overload(void **state) {
             t.paper.fill_union = variant % 2;
             for (size_t i = 0; i < MAX_STEPS * 8 * 8 * shard; i++) /* independent supports */
                 t.gradients[i] = dyadic(mix(i), (int)(i / (8 * shard) % 8), i % (8 * shard));
-            rank_run runs[MAX_RANKS];
-            run_ranks(8, run_trial, &t, NULL, runs);
+            run_ranks(8, run_trial, &t);
             uint64_t n_unpeeled = 0;
             for (int r = 0; r < 8; r++) {
                 n_unpeeled += t.stats[0][r].n_unpeeled;
@@ -141,15 +119,13 @@ static uint64_t sum_lost(const trial *t, int world_size) {
 
 /* The published 1-bit sum loses what two ranks both keep; a true OR does not. Packed gives such values back.
  */
-static void test_lossy_index(void **state) {
-    (void)state;
+TEST(test_lossy_index) {
     for (int exchange = TAGC_EXCHANGE_SKETCH; exchange <= TAGC_EXCHANGE_PACKED; exchange++)
         for (int index = TAGC_INDEX_OR; index <= TAGC_INDEX_SUM1; index++) {
             trial t = make_trial(2, 20000, 4);
             t.options.exchange = exchange;
             t.paper.index = index;
-            rank_run runs[MAX_RANKS];
-            run_ranks(2, run_trial, &t, NULL, runs);
+            run_ranks(2, run_trial, &t);
             uint64_t n_lost = sum_lost(&t, 2);
             if (index == TAGC_INDEX_SUM1)
                 assert_true(n_lost > 50 && n_lost < 1000); /* of the 1000 that two ranks keep */
@@ -162,8 +138,7 @@ static void test_lossy_index(void **state) {
 
 /* NaN or Inf on one rank, for one owner: everybody sees it, residuals stay byte for byte, the next step is as
  * if it had not been. */
-static void test_nonfinite(void **state) {
-    (void)state;
+TEST(test_nonfinite) {
     static const float poisons[] = {NAN, INFINITY, -INFINITY};
     for (int variant = 0; variant < 18; variant++) {
         int exchange = 1 + variant / 2 % 2, world_size = 2 + variant / 4;
@@ -173,8 +148,7 @@ static void test_nonfinite(void **state) {
         size_t n = (size_t)t.options.n_elems, W = (size_t)world_size;
         t.gradients[(1 * W + (size_t)(variant % world_size)) * n + (size_t)variant * 55] =
             poisons[variant % 3];
-        rank_run runs[MAX_RANKS];
-        run_ranks(world_size, run_trial, &t, NULL, runs);
+        run_ranks(world_size, run_trial, &t);
         for (int r = 0; r < world_size; r++) {
             assert_int_equal(t.stats[0][r].nonfinite, 0);
             assert_int_equal(t.stats[1][r].nonfinite, 1);
@@ -190,7 +164,7 @@ static void test_nonfinite(void **state) {
         float *third = malloc(n * sizeof(float)); /* to compare with a run without the bad step */
         memcpy(third, t.outputs + 2 * n, n * sizeof(float));
         t.n_steps = 2;
-        run_ranks(world_size, run_trial, &t, NULL, runs);
+        run_ranks(world_size, run_trial, &t);
         assert_memory_equal(third, t.outputs + n, n * sizeof(float));
         free(third);
         destroy_trial(&t);
@@ -198,8 +172,7 @@ static void test_nonfinite(void **state) {
 }
 
 /* Finite values whose sums in a cell are not: as bad as NaN, but no rank's gradient is at fault. */
-static void test_overflow(void **state) {
-    (void)state;
+TEST(test_overflow) {
     for (int variant = 0; variant < 6; variant++) {
         int world_size = 1 + variant % 3;
         trial t = make_trial(world_size, 1000, 11);
@@ -208,8 +181,7 @@ static void test_overflow(void **state) {
         if (variant >= 3) t.paper.ratio = 20; /* leftovers on top of it */
         size_t n = (size_t)t.options.n_elems, W = (size_t)world_size;
         for (size_t i = 0; i < n; i++) t.gradients[W * n + i] = 3e38f; /* rank 0 in the second step */
-        rank_run runs[MAX_RANKS];
-        run_ranks(world_size, run_trial, &t, NULL, runs);
+        run_ranks(world_size, run_trial, &t);
         for (size_t r = 0; r < W; r++) {
             for (int step = 0; step < 3; step++) assert_int_equal(t.stats[step][r].nonfinite, step == 1);
             assert_memory_equal(t.residuals + r * n, t.residuals + (W + r) * n, n * sizeof(float));
@@ -223,8 +195,7 @@ static void test_overflow(void **state) {
 }
 
 /* Nor is it anybody's fault where only the sums of what each rank sends are too large. */
-static void test_overflow_of_sums(void **state) {
-    (void)state;
+TEST(test_overflow_of_sums) {
     for (int variant = 0; variant < 8; variant++) {
         int world_size = 2 + variant % 2;
         trial t = make_trial(world_size, 1000, 11);
@@ -234,8 +205,7 @@ static void test_overflow_of_sums(void **state) {
         t.options.sparsity = 0.9;
         size_t n = (size_t)t.options.n_elems, W = (size_t)world_size;
         for (size_t r = 0; r < 2; r++) t.gradients[(W + r) * n + 7] = 3e38f; /* second step, shard 0 */
-        rank_run runs[MAX_RANKS];
-        run_ranks(world_size, run_trial, &t, NULL, runs);
+        run_ranks(world_size, run_trial, &t);
         for (size_t r = 0; r < W; r++) {
             for (int step = 0; step < 3; step++) assert_int_equal(t.stats[step][r].nonfinite, step == 1);
             assert_memory_equal(t.residuals + r * n, t.residuals + (W + r) * n, n * sizeof(float));
@@ -243,41 +213,4 @@ static void test_overflow_of_sums(void **state) {
         for (size_t i = 0; i < n; i++) assert_true(isnan(t.outputs[n + i]));
         destroy_trial(&t);
     }
-}
-
-/* Whole values have no residual to protect; the output is NaN all the same, and all ranks hear of it. */
-static void dense_body(rank_run *run) {
-    float gradient[64], output[64];
-    tagc_reducer_options *options = run->shared;
-    tagc_reducer *reducer;
-    tagc_reducer_stats stats;
-    tagc_reducer_stats_init(&stats);
-    for (int i = 0; i < 64; i++) gradient[i] = run->rank == 1 && i == 40 ? INFINITY : 1.0f;
-    if (!CHECK(run, tagc_reducer_create(run->comm, options, &reducer) == TAGC_OK)) return;
-    CHECK(run, run_reducer(reducer, gradient, output, &stats) == TAGC_OK);
-    CHECK(run, stats.nonfinite == 1);
-    for (int i = 0; i < 64 / run->world_size; i++) CHECK(run, isnan(output[i]));
-    tagc_reducer_destroy(reducer);
-}
-
-static void test_nonfinite_dense(void **state) {
-    (void)state;
-    for (int world_size = 2; world_size <= 8; world_size *= 2) {
-        tagc_reducer_options options;
-        tagc_reducer_options_init(&options);
-        options.n_elems = 64;
-        set_exchange(&options, WHOLE);
-        rank_run runs[MAX_RANKS];
-        run_ranks(world_size, dense_body, &options, NULL, runs);
-    }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_conservation),    cmocka_unit_test(test_overload),
-        cmocka_unit_test(test_lossy_index),     cmocka_unit_test(test_nonfinite),
-        cmocka_unit_test(test_overflow),        cmocka_unit_test(test_overflow_of_sums),
-        cmocka_unit_test(test_nonfinite_dense),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

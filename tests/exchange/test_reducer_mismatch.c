@@ -90,36 +90,25 @@ static void assert_all(const rank_run *runs, int world_size, tagc_status status,
     }
 }
 
-static void test_differences(void **state) {
-    (void)state;
+TEST(test_differences) {
     rank_run runs[MAX_RANKS];
     for (size_t i = 0; i < sizeof differences / sizeof differences[0]; i++) {
         const difference *d = &differences[i];
         char expected[64];
         snprintf(expected, sizeof expected, d->text ? "%s" : "%s: rank 12 has", d->text ? d->text : d->name);
-        run_ranks(4, one_rank_differs, (void *)(uintptr_t)d, NULL, runs);
+        run_ranks_with(4, one_rank_differs, (void *)(uintptr_t)d, NULL, runs);
         assert_all(runs, 4, TAGC_ERR_MISMATCH, expected);
     }
 }
 
-static void test_mistakes_of_one_rank(void **state) {
-    (void)state;
+TEST(test_mistakes_of_one_rank) {
     rank_run runs[MAX_RANKS];
-    run_ranks(3, invalid_on_one, NULL, NULL, runs);
+    run_ranks_with(3, invalid_on_one, NULL, NULL, runs);
     assert_all(runs, 3, TAGC_ERR_ARGUMENT, "rank 12: sparsity is 2, must be in [0, 1]");
-    run_ranks(3, gatherer_on_one, NULL, NULL, runs);
+    run_ranks_with(3, gatherer_on_one, NULL, NULL, runs);
     assert_all(runs, 3, TAGC_ERR_MISMATCH, "rank 12 makes a gatherer");
 }
 
-static void test_allowed_differences(void **state) {
-    (void)state;
-    rank_run runs[MAX_RANKS];
-    run_ranks(3, allowed_differences, NULL, NULL, runs);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_differences),
-                                       cmocka_unit_test(test_mistakes_of_one_rank),
-                                       cmocka_unit_test(test_allowed_differences)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+TEST(test_allowed_differences) {
+    run_ranks(3, allowed_differences, NULL);
 }

@@ -83,10 +83,8 @@ static void meanings_body(rank_run *run) {
             check_meaning(run, i, exchange);
 }
 
-static void test_meanings(void **state) {
-    (void)state;
-    rank_run runs[MAX_RANKS];
-    run_ranks(2, meanings_body, NULL, NULL, runs);
+TEST(test_meanings) {
+    run_ranks(2, meanings_body, NULL);
 }
 
 /* ---- values out of range ---- */
@@ -232,12 +230,10 @@ static void bad_values(rank_run *run) {
     bad_pointers(run);
 }
 
-static void test_bad_values(void **state) {
-    (void)state;
-    rank_run runs[MAX_RANKS];
-    run_ranks(1, bad_values, NULL, NULL, runs);
-    run_ranks(2, bad_values, NULL, NULL, runs);
-    run_ranks(16, bad_values, NULL, NULL, runs);
+TEST(test_bad_values) {
+    run_ranks(1, bad_values, NULL);
+    run_ranks(2, bad_values, NULL);
+    run_ranks(16, bad_values, NULL);
     tagc_reducer *reducer;
     assert_int_equal(tagc_reducer_create(NULL, NULL, &reducer), TAGC_ERR_ARGUMENT);
 }
@@ -253,8 +249,7 @@ static double default_of(const option_field *field) {
     return field->is_double ? value : as_int;
 }
 
-static void test_bounds(void **state) {
-    (void)state;
+TEST(test_bounds) {
     for (size_t f = 0; f < sizeof option_fields / sizeof option_fields[0]; f++) {
         double min, max, initial;
         assert_int_equal(tagc_reducer_option_bounds(option_fields[f].name, &min, &max, &initial), TAGC_OK);
@@ -269,8 +264,7 @@ static void test_bounds(void **state) {
     assert_int_equal(tagc_reducer_option_bounds(NULL, NULL, NULL, NULL), TAGC_ERR_ARGUMENT);
 }
 
-static void test_padded_elems(void **state) {
-    (void)state;
+TEST(test_padded_elems) {
     assert_true(tagc_padded_elems(1, 3) == 48 && tagc_padded_elems(48, 3) == 48);
     assert_true(tagc_padded_elems(49, 3) == 96);
     assert_true(tagc_padded_elems(5045, 2) == 5056 && tagc_padded_elems(0, 2) == 0);
@@ -307,16 +301,7 @@ static void check_pruned(const struct prune_case *c, int selects) {
 }
 
 /* What an exchange has no use for is set to its default, and the rest stays. */
-static void test_prune(void **state) {
-    (void)state;
+TEST(test_prune) {
     for (size_t i = 0; i < sizeof prune_cases / sizeof prune_cases[0]; i++)
         for (int selects = 0; selects < 2; selects++) check_pruned(&prune_cases[i], selects);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bad_values), cmocka_unit_test(test_bounds), cmocka_unit_test(test_padded_elems),
-        cmocka_unit_test(test_meanings),   cmocka_unit_test(test_prune),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

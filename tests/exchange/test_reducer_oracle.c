@@ -94,12 +94,10 @@ static void assert_as_oracle(experiment *x, int world_size, int fill, double tol
     size_t n = (size_t)x->options.n_elems, W = (size_t)world_size, shard = n / W,
            n_out = output_elems(x, world_size);
     float *residuals = malloc(W * n * sizeof(float)), *output = malloc(n * sizeof(float));
-    int is_dense = x->options.exchange == TAGC_EXCHANGE_DIRECT;
     int is_fixed = x->options.exchange == TAGC_EXCHANGE_SKETCH && x->paper.cells == TAGC_CELLS_FIXED &&
                    x->options.sparsity > 0;
     for (size_t i = 0; i < W * n; i++) residuals[i] = -0.0f;
-    rank_run runs[MAX_RANKS];
-    run_ranks(world_size, run_steps, x, NULL, runs);
+    run_ranks(world_size, run_steps, x);
     for (size_t step = 0; step < N_STEPS; step++) {
         oracle_step(&x->options, world_size, fill, is_fixed, x->gradients + step * W * n, residuals, output);
         for (size_t r = 0; r < W; r++) {
@@ -115,8 +113,7 @@ static void assert_as_oracle(experiment *x, int world_size, int fill, double tol
                         fail_msg("output %zu is %g, expected %g", i, (double)x->outputs[row * n_out + i],
                                  (double)expected[i]);
             }
-            if (!is_dense)
-                assert_same_bits(x->residuals + row * n, residuals + r * n, n, "residual", step, r);
+            assert_same_bits(x->residuals + row * n, residuals + r * n, n, "residual", step, r);
             assert_int_equal(x->stats[step][r].nonfinite, 0);
             assert_true(x->stats[step][r].n_unpeeled == 0 || x->paper.ratio > 0);
         }
@@ -128,8 +125,7 @@ static void assert_as_oracle(experiment *x, int world_size, int fill, double tol
 static const int world_sizes[] = {1, 2, 3, 8, 4, 5, 16};
 enum { N_WORLDS = REPEATS(7, 4, 3) }; /* many threads take their time under sanitizers */
 
-static void test_packed(void **state) {
-    (void)state;
+TEST(test_packed) {
     for (size_t w = 0; w < N_WORLDS; w++)
         for (int variant = 0; variant < 8; variant++) {
             int world_size = world_sizes[w];
@@ -145,8 +141,7 @@ static void test_packed(void **state) {
         }
 }
 
-static void test_sketch_fixed(void **state) {
-    (void)state;
+TEST(test_sketch_fixed) {
     for (size_t w = 0; w < N_WORLDS; w++)
         for (int variant = 0; variant < 8; variant++) {
             int world_size = world_sizes[w];
@@ -164,8 +159,7 @@ static void test_sketch_fixed(void **state) {
         }
 }
 
-static void test_sketch_fp32(void **state) {
-    (void)state;
+TEST(test_sketch_fp32) {
     for (size_t w = 0; w < N_WORLDS; w++)
         for (int variant = 0; variant < 4; variant++) {
             experiment x = make_experiment(world_sizes[w], 3000, w * 8 + 3);
@@ -178,52 +172,21 @@ static void test_sketch_fp32(void **state) {
         }
 }
 
-static void test_dense(void **state) {
-    (void)state;
-    for (size_t w = 0; w < N_WORLDS; w++)
-        for (int variant = 0; variant < 4; variant++) {
-            int world_size = world_sizes[w];
-            experiment x = make_experiment(world_size, 1999, w * 8 + 4);
-            set_exchange(&x.options, WHOLE);
-            x.options.output = variant % 2;
-            x.options.op = variant / 2;
-            assert_as_oracle(&x, world_size, 0, 0);
-            destroy_experiment(&x);
-        }
-}
-
-/* Shards of several chunks, the last one short. */
-static void test_dense_chunks(void **state) {
-    (void)state;
-    for (int all_reduce = 0; all_reduce < REPEATS(2, 2, 1); all_reduce++) {
-        experiment x = make_experiment(2, 262144 * 2 + 777, 77);
-        set_exchange(&x.options, WHOLE);
-        x.options.output = all_reduce;
-        assert_as_oracle(&x, 2, 0, 0);
-        destroy_experiment(&x);
-    }
-    experiment x = make_experiment(5, 262144 * 4 / 5, 79);
-    set_exchange(&x.options, WHOLE);
-    assert_as_oracle(&x, 5, 0, 0);
-    destroy_experiment(&x);
-}
-
-/* Whole values take a path of their own, unless there is a residual, or a rank that cannot. Both give the same bits. */
-static void test_two_paths(void **state) {
-    (void)state;
+/* Whole values take a path of their own, unless there is a residual, or a rank that cannot. Both give the same bits, also of shards of
+ * several chunks, the last one short. */
+TEST(test_two_paths) {
     for (int world_size = 1; world_size <= 8; world_size++)
         for (int variant = 0; variant < 8; variant++) {
             experiment x[3];
-            rank_run runs[MAX_RANKS];
             for (int i = 0; i < 3; i++) {
-                x[i] = make_experiment(world_size, 1999, 11);
+                x[i] = make_experiment(world_size, world_size == 2 ? 262144 * 2 + 777 : 1999, 11);
                 x[i].has_residual = i == 1;
                 x[i].is_mixed = i == 2;
                 x[i].options.format = variant & 1 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
                 set_exchange(&x[i].options, WHOLE);
                 x[i].options.output = variant & 2 ? TAGC_OUTPUT_UNIT : TAGC_OUTPUT_SHARD;
                 x[i].options.op = variant & 4 ? TAGC_OP_SUM : TAGC_OP_AVG;
-                run_ranks(world_size, run_steps, &x[i], NULL, runs);
+                run_ranks(world_size, run_steps, &x[i]);
             }
             size_t n_steps =
                 variant & 1 ? 1 : N_STEPS; /* what bf16 rounds off, the residual adds to the next */
@@ -237,8 +200,7 @@ static void test_two_paths(void **state) {
 }
 
 /* θ = 0 keeps everything: what comes out is the plain reduce-scatter, whatever the exchange. */
-static void test_nothing_zeroed(void **state) {
-    (void)state;
+TEST(test_nothing_zeroed) {
     for (int world_size = 1; world_size <= 4; world_size++)
         for (int exchange = TAGC_EXCHANGE_SKETCH; exchange <= TAGC_EXCHANGE_PACKED; exchange++)
             for (int cells = 0; cells < 2; cells++) {
@@ -249,9 +211,8 @@ static void test_nothing_zeroed(void **state) {
                 x.paper.cells = cells;
                 x.options.sparsity = 0;
                 x.options.op = dense.options.op = TAGC_OP_SUM; /* which direct would divide first */
-                rank_run runs[MAX_RANKS];
-                run_ranks(world_size, run_steps, &dense, NULL, runs);
-                run_ranks(world_size, run_steps, &x, NULL, runs);
+                run_ranks(world_size, run_steps, &dense);
+                run_ranks(world_size, run_steps, &x);
                 size_t n_values = N_STEPS * (size_t)x.options.n_elems;
                 for (size_t i = 0; i < n_values; i++)
                     if (bits_of(dense.outputs[i]) != bits_of(x.outputs[i]))
@@ -263,8 +224,7 @@ static void test_nothing_zeroed(void **state) {
 }
 
 /* θ = 1 keeps nothing: zeros come out, everything stays. */
-static void test_everything_zeroed(void **state) {
-    (void)state;
+TEST(test_everything_zeroed) {
     for (int exchange = TAGC_EXCHANGE_SKETCH; exchange <= TAGC_EXCHANGE_PACKED; exchange++) {
         experiment x = make_experiment(3, 100, 6);
         x.options.exchange = exchange;
@@ -275,53 +235,20 @@ static void test_everything_zeroed(void **state) {
 }
 
 /* The same bits whatever the number of threads, and again. */
-static void test_threads(void **state) {
-    (void)state;
+TEST(test_threads) {
     for (int exchange = TAGC_EXCHANGE_SKETCH; exchange <= TAGC_EXCHANGE_PACKED; exchange++) {
         experiment one = make_experiment(2, 40000, 9);
         one.options.exchange = exchange;
-        rank_run runs[MAX_RANKS];
-        run_ranks(2, run_steps, &one, NULL, runs);
+        run_ranks(2, run_steps, &one);
         for (int n_threads = 1; n_threads <= 4; n_threads += 3) {
             experiment x = make_experiment(2, 40000, 9);
             x.options.exchange = exchange;
             x.options.n_threads = n_threads;
-            run_ranks(2, run_steps, &x, NULL, runs);
+            run_ranks(2, run_steps, &x);
             assert_memory_equal(x.outputs, one.outputs, N_STEPS * 2 * 40000 * sizeof(float));
             assert_memory_equal(x.residuals, one.residuals, N_STEPS * 4 * 40000 * sizeof(float));
             destroy_experiment(&x);
         }
         destroy_experiment(&one);
     }
-}
-
-/* Dense, in both formats and with both outputs: several pieces of a chunk, the last one not whole. */
-static void test_dense_threads(void **state) {
-    (void)state;
-    enum { N = 30011 };
-    for (int variant = 0; variant < 4; variant++) {
-        experiment x[2];
-        rank_run runs[MAX_RANKS];
-        for (int i = 0; i < 2; i++) {
-            x[i] = make_experiment(2, N, 9);
-            x[i].options.format = variant % 2 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
-            set_exchange(&x[i].options, WHOLE);
-            x[i].options.output = variant / 2 ? TAGC_OUTPUT_UNIT : TAGC_OUTPUT_SHARD;
-            x[i].options.n_threads = i ? 3 : 1;
-            run_ranks(2, run_steps, &x[i], NULL, runs);
-        }
-        assert_memory_equal(x[0].outputs, x[1].outputs, N_STEPS * 2 * N * sizeof(float));
-        for (int i = 0; i < 2; i++) destroy_experiment(&x[i]);
-    }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dense_threads),  cmocka_unit_test(test_packed),
-        cmocka_unit_test(test_sketch_fixed),   cmocka_unit_test(test_sketch_fp32),
-        cmocka_unit_test(test_dense),          cmocka_unit_test(test_dense_chunks),
-        cmocka_unit_test(test_nothing_zeroed), cmocka_unit_test(test_everything_zeroed),
-        cmocka_unit_test(test_threads),        cmocka_unit_test(test_two_paths),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

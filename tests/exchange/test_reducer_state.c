@@ -178,15 +178,13 @@ static void save_body(rank_run *run) {
 }
 
 static void in_every_format(void (*body)(rank_run *run)) {
-    rank_run runs[MAX_RANKS];
     for (int f = 0; f < N_FORMATS; f++) {
         int format = formats[f];
-        run_ranks(2, body, &format, NULL, runs);
+        run_ranks(2, body, &format);
     }
 }
 
-static void test_save(void **state) {
-    (void)state;
+TEST(test_save) {
     in_every_format(save_body);
 }
 
@@ -233,8 +231,7 @@ static void change_body(rank_run *run) {
     free_all(&t);
 }
 
-static void test_change(void **state) {
-    (void)state;
+TEST(test_change) {
     in_every_format(change_body);
 }
 
@@ -316,8 +313,7 @@ static void load_all(const world *from, const world *worlds, int n_worlds, int n
 
 /* Every pair of worlds of these sizes that can share n_elems, in every two formats. Shards of one length take
  * as many bytes as longer ones: rows are filled up. */
-static void test_another_world(void **state) {
-    (void)state;
+TEST(test_another_world) {
     static const struct {
         uint64_t n_elems;
         int first, last; /* world sizes */
@@ -352,8 +348,7 @@ static tagc_reducer *make_one(tagc_local_group *group, int rank, uint64_t n_elem
 }
 
 /* What rank 1 of 3 saves of unit 7, and who may load it. */
-static void test_whose(void **state) {
-    (void)state;
+TEST(test_whose) {
     static const struct {
         int rank;
         uint64_t n_elems, tag;
@@ -409,13 +404,9 @@ static void make_alike(tagc_comm *comm, tagc_reducer **reducer) {
 }
 
 static tagc_comm *open_alike(tagc_reducer **reducers) {
-    tagc_local_group *group;
-    tagc_comm *comm;
+    tagc_comm *comm = comm_alone(NULL);
     tagc_reducer_options options;
     tagc_reducer *other;
-    assert_int_equal(tagc_local_group_create(1, &group), TAGC_OK);
-    assert_int_equal(tagc_comm_create_local(group, 0, NULL, &comm), TAGC_OK);
-    tagc_local_group_destroy(group);
     for (int i = 0; i < N_ALIKE; i++) {
         make_alike(comm, &reducers[i]);
         tagc_reducer_options_init(&options); /* of another size, and one with a tag: they do not count */
@@ -432,8 +423,7 @@ static void close_alike(tagc_comm *comm, tagc_reducer **reducers) {
     tagc_comm_destroy(comm);
 }
 
-static void test_without_tags(void **state) {
-    (void)state;
+TEST(test_without_tags) {
     tagc_reducer *reducers[N_ALIKE];
     char saved[N_ALIKE][1024];
     float values[N_ALIKE_ELEMS];
@@ -460,11 +450,4 @@ static void test_without_tags(void **state) {
         close_alike(comm, reducers);
         if (!is_new) comm = open_alike(reducers);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_save), cmocka_unit_test(test_change),
-                                       cmocka_unit_test(test_another_world), cmocka_unit_test(test_whose),
-                                       cmocka_unit_test(test_without_tags)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

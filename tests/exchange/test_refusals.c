@@ -1,5 +1,6 @@
 /* What one rank cannot begin fails on all ranks, with its status, before anybody waits for it; residuals stay, and the next exchange is
  * right. */
+#include "../bits.h"
 #include "../lengths.h"
 #include "paper.h"
 #include "ranks.h"
@@ -96,8 +97,7 @@ static void reduce_body(rank_run *run) {
     free(after);
 }
 
-static void test_reducers(void **state) {
-    (void)state;
+TEST(test_reducers) {
     static const struct {
         const char *name;
         int exchange, output, format;
@@ -108,7 +108,6 @@ static void test_reducers(void **state) {
                  {"direct to all", TAGC_EXCHANGE_DIRECT, TAGC_OUTPUT_UNIT, TAGC_FORMAT_INT8, 0.5},
                  {"packed", TAGC_EXCHANGE_PACKED, TAGC_OUTPUT_SHARD, TAGC_FORMAT_FP32, 0.9},
                  {"sketch", TAGC_EXCHANGE_SKETCH, TAGC_OUTPUT_UNIT, TAGC_FORMAT_FP32, 0.9}};
-    rank_run runs[MAX_RANKS];
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         reducing r = {.name = cases[i].name};
         tagc_reducer_options_init(&r.options);
@@ -120,7 +119,7 @@ static void test_reducers(void **state) {
         r.options.sparsity = cases[i].sparsity;
         attach_paper(&r.options, &r.paper);
         print_message("%s\n", r.name);
-        run_ranks(4, reduce_body, &r, patient(), runs);
+        run_ranks_with(4, reduce_body, &r, patient(), NULL);
     }
 }
 
@@ -169,14 +168,12 @@ static void refuse_without_memory(rank_run *run) {
     free(too_much);
 }
 
-static void test_without_memory(void **state) {
-    (void)state;
+TEST(test_without_memory) {
 #if !defined(__linux__) || defined(TAGC_SANITIZED)
     skip(); /* of a sanitizer's allocator, or where no limit says what was written */
 #endif
-    rank_run runs[MAX_RANKS];
     void *zeros = calloc(N_LARGE, sizeof(float));
-    run_ranks(4, refuse_without_memory, zeros, patient(), runs);
+    run_ranks_with(4, refuse_without_memory, zeros, patient(), NULL);
     free(zeros);
 }
 
@@ -197,10 +194,7 @@ static void refuse_gather(rank_run *run, tagc_gatherer *gatherer, int failure, c
 
 static float value_at(const tagc_gatherer_options *o, const void *full, size_t i) {
     if (o->full_format != TAGC_FORMAT_BF16) return ((const float *)full)[i];
-    uint32_t bits = (uint32_t)((const uint16_t *)full)[i] << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
+    return bf16_wide(((const uint16_t *)full)[i]);
 }
 
 static void gather_body(rank_run *run) {
@@ -228,8 +222,7 @@ static void gather_body(rank_run *run) {
     free(full);
 }
 
-static void test_gatherers(void **state) {
-    (void)state;
+TEST(test_gatherers) {
     static const struct {
         const char *name;
         int format, full_format, delta, lossless, rounding;
@@ -239,7 +232,6 @@ static void test_gatherers(void **state) {
                  {"int8 at random", TAGC_FORMAT_INT8, TAGC_FORMAT_FP32, 0, 0, TAGC_ROUNDING_STOCHASTIC},
                  {"lossless", TAGC_FORMAT_BF16, TAGC_FORMAT_BF16, 0, 1, 0},
                  {"delta4", TAGC_FORMAT_INT4, TAGC_FORMAT_BF16, 1, 0, 0}};
-    rank_run runs[MAX_RANKS];
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         tagc_gatherer_options o;
         tagc_gatherer_options_init(&o);
@@ -250,12 +242,6 @@ static void test_gatherers(void **state) {
         o.lossless = (uint64_t)cases[i].lossless;
         o.rounding = (uint64_t)cases[i].rounding;
         print_message("%s\n", cases[i].name);
-        run_ranks(4, gather_body, &o, patient(), runs);
+        run_ranks_with(4, gather_body, &o, patient(), NULL);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_reducers), cmocka_unit_test(test_without_memory),
-                                       cmocka_unit_test(test_gatherers)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

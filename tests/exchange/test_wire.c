@@ -1,14 +1,9 @@
 /* Headers as bytes: the worked example of docs/reference/wire-format.md, round trips, and damage that must be refused.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "../test.h"
 #include "codec/bitmap.h"
 #include "codec/code.h"
 #include "codec/select.h"
@@ -49,16 +44,14 @@ static void make_example(uint64_t storage[9]) {
     tagc_wire_write(&header, message);
 }
 
-static void test_worked_example(void **state) {
-    (void)state;
+TEST(test_worked_example) {
     uint64_t message[9];
     make_example(message);
     assert_memory_equal(message, example, sizeof example);
 }
 
 /* The document's second half: what the owner answers. */
-static void test_worked_union(void **state) {
-    (void)state;
+TEST(test_worked_union) {
     static const uint8_t union_bits[] = {0x08, 0x03, 0x10, 0, 0, 0, 0, 0};
     uint64_t own = 0, arrived = 0;
     tagc_bitmap_make((uint8_t *)&own, 24, (const uint32_t[]){3, 9, 20}, 3);
@@ -88,8 +81,7 @@ static const uint8_t fragment_body[21] = {
     0x7b, 0xe1, 0x63,                               /* -5 7 1 -2 3 6 */
 };
 
-static void test_worked_fragment(void **state) {
-    (void)state;
+TEST(test_worked_fragment) {
     float gradient[64], residual[64], left[64], sums[64];
     uint8_t body[4096] = {0}, message[TAGC_WIRE_HEADER_BYTES];
     static _Alignas(64) uint8_t scratch[1 << 20];
@@ -133,8 +125,7 @@ static void test_worked_fragment(void **state) {
 }
 
 /* The header of a fragment stands alone, and its fields have places of their own. */
-static void test_fragment_headers(void **state) {
-    (void)state;
+TEST(test_fragment_headers) {
     tagc_wire_header header, back, worked;
     uint8_t message[TAGC_WIRE_HEADER_BYTES + 8];
     assert_int_equal(tagc_wire_read(fragment_header, sizeof fragment_header, &worked), TAGC_OK);
@@ -162,8 +153,7 @@ static void test_fragment_headers(void **state) {
     }
 }
 
-static void test_round_trip(void **state) {
-    (void)state;
+TEST(test_round_trip) {
     tagc_wire_header header = {.kind = TAGC_WIRE_UNION,
                                .coding = TAGC_INDEX_SUM4,
                                .flags = 1,
@@ -190,8 +180,7 @@ static void test_round_trip(void **state) {
                 back.step == header.step);
 }
 
-static void test_damage(void **state) {
-    (void)state;
+TEST(test_damage) {
     uint64_t storage[9];
     uint8_t *message = (uint8_t *)storage;
     tagc_wire_header header;
@@ -207,8 +196,7 @@ static void test_damage(void **state) {
 }
 
 /* With a checksum to match, ranges still hold. */
-static void test_hostile_fields(void **state) {
-    (void)state;
+TEST(test_hostile_fields) {
     static const float bad_sizes[] = {-1.0f, __builtin_nanf(""), __builtin_inff()};
     uint64_t storage[9] = {0};
     for (int c = 0; c < 8; c++) {
@@ -242,8 +230,7 @@ static void test_hostile_fields(void **state) {
 }
 
 /* Each has a right checksum. */
-static void test_other_versions_are_refused_by_number(void **state) {
-    (void)state;
+TEST(test_other_versions_are_refused_by_number) {
     uint64_t storage[9];
     uint8_t *message = (uint8_t *)storage;
     for (int kind = TAGC_WIRE_INDEX; kind <= TAGC_WIRE_LAST; kind++)
@@ -267,14 +254,4 @@ static void test_other_versions_are_refused_by_number(void **state) {
             snprintf(said, sizeof said, "version is %d, this library reads %d", version, due);
             if (version != due) assert_string_equal(tagc_last_error(), said);
         }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_worked_example),   cmocka_unit_test(test_worked_union),
-        cmocka_unit_test(test_round_trip),       cmocka_unit_test(test_damage),
-        cmocka_unit_test(test_hostile_fields),   cmocka_unit_test(test_worked_fragment),
-        cmocka_unit_test(test_fragment_headers), cmocka_unit_test(test_other_versions_are_refused_by_number),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

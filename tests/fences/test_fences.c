@@ -1,31 +1,16 @@
 /* What is behind a fence is there, or asking for it names the option that builds it. */
+#include "../ranks.h"
 #include "tagc/device.h"
 #include "tagc/native.h"
 #include "tagc/paper.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-static tagc_comm *alone(tagc_local_group **group) {
-    tagc_comm *comm;
-    assert_int_equal(tagc_local_group_create(1, group), TAGC_OK);
-    assert_int_equal(tagc_comm_create_local(*group, 0, NULL, &comm), TAGC_OK);
-    return comm;
-}
 
 static void expect_refusal(tagc_status status, const char *option) {
     assert_int_equal(status, TAGC_ERR_UNSUPPORTED);
     if (!strstr(tagc_last_error(), option)) fail_msg("\"%s\" does not name %s", tagc_last_error(), option);
 }
 
-static void exchanges_as_published(void **state) {
-    (void)state;
-    tagc_local_group *group;
-    tagc_comm *comm = alone(&group);
+TEST(exchanges_as_published) {
+    tagc_comm *comm = comm_alone(NULL);
     for (int exchange = TAGC_EXCHANGE_SKETCH; exchange <= TAGC_EXCHANGE_DIRECT; exchange++) {
         int is_fenced = exchange == TAGC_EXCHANGE_SKETCH || exchange == TAGC_EXCHANGE_PACKED;
         tagc_reducer_options options;
@@ -45,11 +30,9 @@ static void exchanges_as_published(void **state) {
         tagc_reducer_destroy(reducer);
     }
     tagc_comm_destroy(comm);
-    tagc_local_group_destroy(group);
 }
 
-static void devices(void **state) {
-    (void)state;
+TEST(devices) {
     tagc_device *device;
     tagc_status status = tagc_device_open("abacus", NULL, 0, &device);
     assert_int_not_equal(status, TAGC_OK);
@@ -57,8 +40,7 @@ static void devices(void **state) {
     assert_int_equal(strstr(tagc_last_error(), "TAGC_GPU") != NULL, !TAGC_HAS_GPU);
 }
 
-static void native_transport(void **state) {
-    (void)state;
+TEST(native_transport) {
     tagc_native_options options;
     tagc_native *native;
     tagc_comm *comm;
@@ -80,10 +62,4 @@ static void native_transport(void **state) {
     assert_null(native);
     expect_refusal(tagc_comm_create_native(native, NULL, &comm), "TAGC_NATIVE=ON");
     assert_null(comm);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(exchanges_as_published), cmocka_unit_test(devices),
-                                       cmocka_unit_test(native_transport)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -32,8 +32,7 @@ static void check_close(const float *got, const float *expected) {
     for (int i = 0; i < 8; i++) assert_true(fabsf(got[i] - expected[i]) <= 3e-7f * fabsf(expected[i]));
 }
 
-static void follows_pytorch(void **state) {
-    (void)state;
+TEST(follows_pytorch) {
     for (int variant = 0; variant < 4; variant++) {
         float p[8], m[8] = {0}, v[8] = {0}, g[8];
         memcpy(p, initial, sizeof p);
@@ -53,8 +52,7 @@ static void follows_pytorch(void **state) {
 
 /* Where beta1 is 0 the gradient itself counts. A first moment that is there becomes the gradient, as torch's does, so that
  * beta1 may rise again. */
-static void no_momentum_is_exact(void **state) {
-    (void)state;
+TEST(no_momentum_is_exact) {
     float m[8], with[8], expected[8];
     tagc_adamw adamw = {
         .lr = 0.02, .beta1 = 0, .beta2 = 0.95, .epsilon = 1e-8, .gradient_scale = 1, .n_updates = 1};
@@ -74,8 +72,7 @@ static void no_momentum_is_exact(void **state) {
     }
 }
 
-static void sums_squares_in_double(void **state) {
-    (void)state;
+TEST(sums_squares_in_double) {
     enum { N = 100003 };
     float *x = calloc(N, sizeof *x);
     for (size_t n = 0; n < N; n = n < 40 ? n + 1 : n * 7) {
@@ -106,8 +103,7 @@ static double wsd_at(uint64_t step) {
     return rate_of(TAGC_RATE_WSD, step, 20, 10, 100, 0.1);
 }
 
-static void schedule_rises_and_falls(void **state) {
-    (void)state;
+TEST(schedule_rises_and_falls) {
     for (uint64_t step = 1; step <= 20; step++) { /* nanoGPT's: iteration 0 has 1 / (n + 1) */
         assert_true(fabs(cosine_at(step) - (double)step / 21) < 1e-12);
         assert_true(wsd_at(step) == cosine_at(step));
@@ -124,14 +120,4 @@ static void schedule_rises_and_falls(void **state) {
     assert_true(fabs(rate_of(TAGC_RATE_COSINE, 5, 10, 0, 10, 0.1) - 5.0 / 11) < 1e-12);
     assert_true(fabs(rate_of(TAGC_RATE_WSD, 60, 20, 500, 100, 0.1) - 0.55) < 1e-12);
     assert_true(rate_of(TAGC_RATE_COSINE, 1, 0, 0, 1, 0.1) == 0.1); /* one step is the last */
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(follows_pytorch),
-        cmocka_unit_test(no_momentum_is_exact),
-        cmocka_unit_test(sums_squares_in_double),
-        cmocka_unit_test(schedule_rises_and_falls),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,11 +1,9 @@
-/* Buckets: neighbouring layers that share a unit. What they may not change is what is trained; a checkpoint goes on with
- * other buckets; and parameters that the next unit needs leave before gradients. */
+/* Buckets: neighbouring layers that share a unit. What they may not change is what is trained; and parameters that the next unit needs
+ * leave before gradients. Checkpoints go on with other buckets in test_fsdp_checkpoint.c. */
 #include "../meeting.h"
 #include "../repeats.h"
-#include "unsent.h"
+#include "toy.h"
 
-#include "fsdp/checkpoint.h"
-#include "fsdp/checkpoint_format.h"
 #include "fsdp/internal.h"
 
 enum { LAYERS = 7, N_STEPS = 3 };
@@ -35,8 +33,7 @@ static int expected_units(const toy_model *m, uint64_t least, int *unit_of) {
     return n_units;
 }
 
-static void units_are_runs_of_layers(void **state) {
-    (void)state;
+TEST(units_are_runs_of_layers) {
     int n_seen[LAYERS + 3] = {0};
     for (int tied = 0; tied < 2; tied++) {
         toy_model m;
@@ -71,8 +68,7 @@ static void units_are_runs_of_layers(void **state) {
     assert_true(n_seen[2] > 0 && n_seen[3] > 0 && n_seen[4] > 0 && n_seen[LAYERS + 1] > 0);
 }
 
-static void names_say_from_where_to_where(void **state) {
-    (void)state;
+TEST(names_say_from_where_to_where) {
     toy_model m;
     toy_gpt(&m, LAYERS, 12, 0);
     tagc_fsdp f = {.world_size = 2};
@@ -86,8 +82,7 @@ static void names_say_from_where_to_where(void **state) {
     tagc_memory_destroy(f.tables_memory);
 }
 
-static void bad_sizes_are_refused(void **state) {
-    (void)state;
+TEST(bad_sizes_are_refused) {
     tagc_fsdp_options o;
     tagc_fsdp_options_init(&o);
     o.bucket_elems = TAGC_MOST_BUCKET_ELEMS;
@@ -106,9 +101,6 @@ static void bad_sizes_are_refused(void **state) {
 typedef struct run {
     toy_model model;
     tagc_fsdp_options options;
-    uint64_t bucket_of_rank[2]; /* where not 0: of ranks 0 and 1 alone */
-    tagc_status status[TOY_MAX_RANKS];
-    char text[TAGC_ERROR_TEXT_BYTES];
     double loss[TOY_MAX_RANKS]; /* of the last step */
     float *values;              /* (n_params) of rank 0 at the end */
     int n_units;
@@ -147,8 +139,7 @@ static double most_apart(const float *a, const float *b, size_t n) {
 }
 
 /* Without clipping every element goes its own way, so that not a bit may change: any number of ranks, every sharding. */
-static void dense_training_is_the_same(void **state) {
-    (void)state;
+TEST(dense_training_is_the_same) {
     static const int worlds[] = {1, 2, 3, 4, 8, 16};
     for (int variant = 0; variant < 4 * 6; variant += REPEATS(1, 1, 5)) {
         int world_size = worlds[variant / 4], tied = variant % 3 == 0;
@@ -177,8 +168,7 @@ static void dense_training_is_the_same(void **state) {
 }
 
 /* With clipping and with selection: as near as another order of sums and another fragment leave it. */
-static void clipped_and_compressed_training_is_near(void **state) {
-    (void)state;
+TEST(clipped_and_compressed_training_is_near) {
     for (int compressed = 0; compressed < 2; compressed++) {
         run plain, r;
         make(&plain, 5, 0);
@@ -195,134 +185,6 @@ static void clipped_and_compressed_training_is_near(void **state) {
         assert_true(compressed == (most > 1e-4));
         free(plain.values);
         free(r.values);
-    }
-}
-
-static void disagree(tagc_comm *comm, void *arg) {
-    run *r = arg;
-    int rank = tagc_comm_rank(comm);
-    tagc_fsdp *f;
-    tagc_fsdp_options options = r->options;
-    options.bucket_elems = r->bucket_of_rank[rank];
-    r->status[rank] = tagc_fsdp_create(comm, r->model.tensors, r->model.n_tensors, &options, NULL, &f);
-    if (rank == 0) snprintf(r->text, sizeof r->text, "%s", tagc_last_error());
-}
-
-static void ranks_must_agree(void **state) {
-    (void)state;
-    run r;
-    make(&r, 2, 0);
-    r.bucket_of_rank[0] = 1000;
-    r.bucket_of_rank[1] = 1001; /* the same units, but the ranks compare the sizes */
-    toy_run(2, disagree, &r);
-    assert_int_equal(r.status[0], TAGC_ERR_MISMATCH);
-    assert_int_equal(r.status[1], TAGC_ERR_MISMATCH);
-    assert_non_null(strstr(r.text, "bucket_elems=1000, rank 1 with bucket_elems=1001"));
-    free(r.values);
-}
-
-/* ---- checkpoints ---- */
-
-typedef struct resume {
-    toy_model model;
-    tagc_fsdp_options options;
-    char dir[64];
-    int loads;
-    float *values;              /* (n_params) of rank 0 */
-    double *moment2, *residual; /* (n_params) summed over ranks */
-    pthread_mutex_t lock;
-} resume;
-
-static void add_state(resume *r, const tagc_fsdp *f) {
-    size_t first = 0;
-    pthread_mutex_lock(&r->lock);
-    for (int t = 0; t < r->model.n_tensors; first += r->model.tensors[t].n_elems, t++) {
-        const tagc_place *p = &f->tables.places[t];
-        const tagc_flat *flat = &f->tables.flats[p->flat];
-        for (uint64_t i = 0; i < p->n; i++)
-            r->moment2[first + p->first + i] += (double)flat->moment2[p->at + i];
-        add_unsent(f, t, 1.0 / f->world_size, r->residual + first);
-    }
-    pthread_mutex_unlock(&r->lock);
-}
-
-static void save_or_load(tagc_comm *comm, void *arg) {
-    resume *r = arg;
-    tagc_fsdp *f;
-    CHECK_OK(tagc_fsdp_create(comm, r->model.tensors, r->model.n_tensors, &r->options, NULL, &f));
-    CHECK_OK(tagc_fsdp_fill(f, toy_fill, NULL));
-    if (r->loads) {
-        char path[128], *extra;
-        uint64_t step;
-        CHECK_OK(tagc_checkpoint_find(comm, r->dir, path, sizeof path));
-        CHECK_OK(tagc_checkpoint_load(f, comm, path, &step, &extra));
-        CHECK(step == N_STEPS);
-        free(extra);
-    } else {
-        for (uint64_t step = 0; step < N_STEPS; step++) toy_step(&r->model, comm, f, 1, step, 0.01, NULL);
-        CHECK_OK(tagc_checkpoint_save(f, comm, r->dir, N_STEPS, ""));
-    }
-    add_state(r, f);
-    float *values = calloc(toy_n_params(&r->model), sizeof *values);
-    toy_read(&r->model, f, values);
-    if (tagc_comm_rank(comm) == 0) memcpy(r->values, values, toy_n_params(&r->model) * sizeof *values);
-    free(values);
-    toy_step(&r->model, comm, f, 1, N_STEPS, 0.01, NULL); /* it goes on */
-    tagc_fsdp_destroy(f);
-}
-
-static void make_resume(resume *r, const char *dir, int loads, uint64_t bucket_elems) {
-    *r = (resume){.loads = loads};
-    toy_gpt(&r->model, 5, 7, 0);
-    size_t n = toy_n_params(&r->model);
-    tagc_fsdp_options_init(&r->options);
-    r->options.reducer.residual = r->options.mild.residual = TAGC_FORMAT_FP32; /* what is compared is exact */
-    r->options.reducer.sparsity = 0.8;
-    r->options.bucket_elems = bucket_elems;
-    snprintf(r->dir, sizeof r->dir, "%s", dir);
-    r->values = calloc(n, sizeof *r->values);
-    r->moment2 = calloc(n, sizeof *r->moment2);
-    r->residual = calloc(n, sizeof *r->residual);
-    pthread_mutex_init(&r->lock, NULL);
-}
-
-static void free_resume(resume *r) {
-    pthread_mutex_destroy(&r->lock);
-    free(r->values);
-    free(r->moment2);
-    free(r->residual);
-}
-
-/* Saved with some buckets by some ranks, gone on with others by others: parameters and moments to the bit, and of the
- * residuals what is still to come. */
-static void a_checkpoint_goes_on_with_other_buckets(void **state) {
-    (void)state;
-    static const struct {
-        int old_ranks, ranks;
-        uint64_t old, now;
-    } cases[] = {{2, 2, 0, 900}, {2, 2, 900, 0}, {4, 4, 900, 2000}, {3, 2, 2000, 500}, {2, 5, 0, 100000}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char dir[] = "/tmp/tagc-buckets-XXXXXX", command[64];
-        assert_non_null(mkdtemp(dir));
-        resume a, b;
-        make_resume(&a, dir, 0, cases[i].old);
-        make_resume(&b, dir, 1, cases[i].now);
-        a.options.sharding = (int)i % 2;
-        toy_run(cases[i].old_ranks, save_or_load, &a);
-        toy_run(cases[i].ranks, save_or_load, &b);
-        size_t n = toy_n_params(&a.model);
-        double largest = 0;
-        assert_memory_equal(a.values, b.values, n * sizeof *a.values);
-        assert_memory_equal(a.moment2, b.moment2, n * sizeof *a.moment2);
-        for (size_t k = 0; k < n; k++) {
-            assert_true(fabs(a.residual[k] - b.residual[k]) <= 1e-5 * (1e-2 + fabs(a.residual[k])));
-            largest = fmax(largest, fabs(a.residual[k]));
-        }
-        assert_true(largest > 0.01);
-        free_resume(&a);
-        free_resume(&b);
-        snprintf(command, sizeof command, "rm -rf '%s'", dir);
-        assert_int_equal(system(command), 0);
     }
 }
 
@@ -385,8 +247,7 @@ static int find(const order *o, int is_gather, int unit) {
 
 /* When a unit's gradients are complete its place is free for the parameters of a unit further down, which leave first:
  * computing waits for those, and for gradients only at the end of the step. */
-static void parameters_leave_before_gradients(void **state) {
-    (void)state;
+TEST(parameters_leave_before_gradients) {
     for (int variant = 0; variant < 6; variant++) {
         order o = {.options.wrap = 0};
         int prefetch = variant % 3;
@@ -414,18 +275,4 @@ static void parameters_leave_before_gradients(void **state) {
         }
         assert_true(n_checked >= o.n_units - 1 - prefetch);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(units_are_runs_of_layers),
-        cmocka_unit_test(names_say_from_where_to_where),
-        cmocka_unit_test(bad_sizes_are_refused),
-        cmocka_unit_test(dense_training_is_the_same),
-        cmocka_unit_test(clipped_and_compressed_training_is_near),
-        cmocka_unit_test(ranks_must_agree),
-        cmocka_unit_test(a_checkpoint_goes_on_with_other_buckets),
-        cmocka_unit_test(parameters_leave_before_gradients),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

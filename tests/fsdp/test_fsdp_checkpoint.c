@@ -31,12 +31,14 @@ typedef struct script {
     char text[TOY_MAX_RANKS][TAGC_ERROR_TEXT_BYTES];
     float *values[TOY_MAX_RANKS];    /* (n_params) at the end */
     double *residual[TOY_MAX_RANKS]; /* (n_params) at the end, in tensor order */
+    float *owned[TOY_MAX_RANKS];     /* (3, n_params) at the end: master and moments */
     uint64_t residual_bits[TOY_MAX_RANKS],
         residual_at[TOY_MAX_RANKS];      /* checksums at the end, at the checkpoint */
     uint64_t gathered[TOY_MAX_RANKS][2]; /* bytes sent and received by the steps after */
     uint64_t
         replica_at[TOY_MAX_RANKS]; /* checksum of the parameters as the model reads them, after loading */
     int without;                   /* trains on without a checkpoint */
+    int forks;                     /* of fork_rank; 0: trains and saves */
     uint64_t optimizer_bytes[TOY_MAX_RANKS]; /* at the end */
 } script;
 
@@ -74,6 +76,32 @@ static uint64_t hash_replica(tagc_fsdp *f) {
     return hash;
 }
 
+/* Master and moments of a tensor on every rank, end to end: (3, n_params) with zeros where others own. */
+static void read_owned(const tagc_fsdp *f, float *out) {
+    size_t n_params = 0, at = 0;
+    for (int t = 0; t < f->tables.n_tensors; t++) n_params += f->tables.tensors[t].n_elems;
+    memset(out, 0, 3 * n_params * sizeof *out);
+    for (int t = 0; t < f->tables.n_tensors; t++) {
+        const tagc_place *p = &f->tables.places[t];
+        const tagc_flat *flat = &f->tables.flats[p->flat];
+        const float *from[] = {flat->master, flat->moment1, flat->moment2};
+        for (int i = 0; i < 3 && p->n > 0; i++)
+            if (from[i])
+                memcpy(out + (size_t)i * n_params + at + p->first, from[i] + p->at, p->n * sizeof *out);
+        at += f->tables.tensors[t].n_elems;
+    }
+}
+
+/* (3, n_params) of all ranks. The caller frees it. */
+static float *owned_by_all(const script *s, int world_size) {
+    size_t n = 3 * toy_n_params(&s->model);
+    float *all = calloc(n, sizeof *all);
+    for (int rank = 0; rank < world_size; rank++)
+        for (size_t i = 0; i < n; i++)
+            if (s->owned[rank][i] != 0) all[i] = s->owned[rank][i];
+    return all;
+}
+
 static tagc_fsdp *make(script *s, tagc_comm *comm) {
     tagc_fsdp *f;
     CHECK_OK(tagc_fsdp_create(comm, s->model.tensors, s->model.n_tensors, &s->options, NULL, &f));
@@ -91,6 +119,7 @@ static void finish(script *s, tagc_comm *comm, tagc_fsdp *f, uint64_t step) {
     }
     toy_read(&s->model, f, s->values[rank]);
     read_residual(s, f, s->residual[rank]);
+    read_owned(f, s->owned[rank]);
     s->residual_bits[rank] = hash_residual(f);
     tagc_fsdp_memory memory;
     tagc_fsdp_memory_used(f, &memory);
@@ -164,19 +193,30 @@ static script *script_make(const char *dir) {
     for (int i = 0; i < TOY_MAX_RANKS; i++) {
         s->values[i] = calloc(toy_n_params(&s->model), sizeof(float));
         s->residual[i] = calloc(toy_n_params(&s->model), sizeof(double));
+        s->owned[i] = calloc(3 * toy_n_params(&s->model), sizeof(float));
     }
     return s;
+}
+
+/* Values and residuals, at the checkpoint and at the end. */
+static void assert_alike(const script *a, const script *b, int world_size) {
+    for (int rank = 0; rank < world_size; rank++) {
+        assert_memory_equal(a->values[rank], b->values[rank], toy_n_params(&a->model) * sizeof(float));
+        assert_true(a->residual_at[rank] == b->residual_at[rank]);
+        assert_true(a->residual_bits[rank] == b->residual_bits[rank]);
+    }
 }
 
 static void script_free(script *s) {
     for (int i = 0; i < TOY_MAX_RANKS; i++) {
         free(s->values[i]);
         free(s->residual[i]);
+        free(s->owned[i]);
     }
     free(s);
 }
 
-static void resume_is_exact(void **state) {
+TEST_BETWEEN(make_dir, remove_dir, resume_is_exact) {
     enum { PACKED = -2 };
     static const int residuals[] = {PACKED,           PACKED, PACKED,           PACKED, TAGC_FORMAT_INT8,
                                     TAGC_FORMAT_INT4, PACKED, TAGC_FORMAT_FP32, -1};
@@ -197,11 +237,7 @@ static void resume_is_exact(void **state) {
         int world_size = 1 + variant % 3;
         toy_run(world_size, save_and_go_on, a);
         toy_run(world_size, load_and_go_on, b);
-        for (int rank = 0; rank < world_size; rank++) {
-            assert_memory_equal(a->values[rank], b->values[rank], toy_n_params(&a->model) * sizeof(float));
-            assert_true(a->residual_at[rank] == b->residual_at[rank]);
-            assert_true(a->residual_bits[rank] == b->residual_bits[rank]);
-        }
+        assert_alike(a, b, world_size);
         assert_true(variant < 3 || a->residual_at[0] != 0);
         script_free(a);
         script_free(b);
@@ -209,7 +245,7 @@ static void resume_is_exact(void **state) {
 }
 
 /* Hosts that add first hold one residual together; replicas of hybrid sharding save every value once. */
-static void resume_in_hosts_is_exact(void **state) {
+TEST_BETWEEN(make_dir, remove_dir, resume_in_hosts_is_exact) {
     static const int hosts[][2] = {{2, 1}, {2, 2}, {4, 2}, {6, 3}};
     for (int variant = 0; variant < 16; variant += REPEATS(1, 1, 3)) {
         char dir[1024];
@@ -225,11 +261,7 @@ static void resume_in_hosts_is_exact(void **state) {
         b->options = a->options;
         toy_run(world_size, save_and_go_on, a);
         toy_run(world_size, load_and_go_on, b);
-        for (int rank = 0; rank < world_size; rank++) {
-            assert_memory_equal(a->values[rank], b->values[rank], toy_n_params(&a->model) * sizeof(float));
-            assert_true(a->residual_at[rank] == b->residual_at[rank]);
-            assert_true(a->residual_bits[rank] == b->residual_bits[rank]);
-        }
+        assert_alike(a, b, world_size);
         assert_true(world_size == a->options.ranks_per_host || a->residual_at[0] != 0);
         script_free(a);
         script_free(b);
@@ -238,7 +270,7 @@ static void resume_in_hosts_is_exact(void **state) {
 
 /* Parameters that travel as deltas: a run that saves and one that resumes go on as one that never saved, in bits and in
  * bytes; another world, wrap and code begin with the same replicas. */
-static void deltas_resume_exactly(void **state) {
+TEST_BETWEEN(make_dir, remove_dir, deltas_resume_exactly) {
     static const int worlds[][4] = {/* ranks, per host, ranks and per host of another world */
                                     {1, 1, 2, 1},
                                     {2, 1, 3, 1},
@@ -290,7 +322,7 @@ static uint64_t bytes_of(const char *path, int world_size) {
 }
 
 /* Compressed tensors without a first moment: neither the engine nor its checkpoint holds one. */
-static void no_first_moment_where_beta1_is_zero(void **state) {
+TEST_BETWEEN(make_dir, remove_dir, no_first_moment_where_beta1_is_zero) {
     for (int sharding = 0; sharding < 3; sharding++) {
         char dir[1024], path[1100];
         snprintf(dir, sizeof dir, "%s/moments%d", (char *)*state, sharding);
@@ -325,13 +357,14 @@ static void no_first_moment_where_beta1_is_zero(void **state) {
     }
 }
 
-/* Another world, sharding or wrap: the same parameters, and every residual still worth what it was. */
-static void resume_in_another_world(void **state) {
+/* Another world, sharding, wrap or buckets: the same parameters and moments, and every residual still worth what it was. */
+TEST_BETWEEN(make_dir, remove_dir, resume_in_another_world) {
     static const struct {
         int old, now, old_per_host, now_per_host;
     } worlds[] = {{4, 2, 1, 1}, {2, 3, 1, 1}, {3, 1, 1, 1}, {1, 4, 1, 1}, {2, 2, 1, 1},
                   {4, 4, 2, 1}, {4, 4, 1, 2}, {4, 8, 2, 2}, {6, 4, 3, 2}, {8, 2, 2, 1},
                   {4, 6, 2, 2}, {8, 4, 4, 2}, {2, 8, 1, 4}, {6, 6, 2, 3}, {4, 4, 2, 2}};
+    static const uint64_t buckets[] = {0, 900, 2000, 500, 100000};
     for (size_t v = 0; v < sizeof worlds / sizeof *worlds; v += REPEATS(1, 1, 2)) {
         char dir[1024];
         snprintf(dir, sizeof dir, "%s/w%zu", (char *)*state, v);
@@ -349,11 +382,17 @@ static void resume_in_another_world(void **state) {
         a->options.reducer.residual = b->options.reducer.residual = residual;
         a->options.mild.residual = b->options.mild.residual = residual;
         b->options.wrap = (int)v % 2;
+        a->options.bucket_elems = buckets[v % 5];
+        b->options.bucket_elems = v % 2 ? 0 : buckets[v / 2 % 5]; /* those of blocks */
         a->n_steps_after = b->n_steps_after = 0;
         toy_run(old, save_and_go_on, a);
         toy_run(now, load_and_go_on, b);
         size_t n = toy_n_params(&a->model);
         double largest = 0, most = 0, missing = 0, squares = 0;
+        float *before_of_all = owned_by_all(a, old), *after_of_all = owned_by_all(b, now);
+        assert_memory_equal(before_of_all, after_of_all, 3 * n * sizeof(float));
+        free(before_of_all);
+        free(after_of_all);
         for (int rank = 0; rank < now; rank++) {
             assert_memory_equal(a->values[0], b->values[rank], n * sizeof(float));
             for (size_t i = 0; i < n; i++) most = fmax(most, fabs(b->residual[rank][i]));
@@ -379,7 +418,7 @@ static void resume_in_another_world(void **state) {
 }
 
 /* Moments come along: a dense run that changes its world in the middle ends where one that does not ends. */
-static void moments_move_too(void **state) {
+TEST_BETWEEN(make_dir, remove_dir, moments_move_too) {
     char dir[1024];
     snprintf(dir, sizeof dir, "%s/moments", (char *)*state);
     script *a = script_make(dir), *b = script_make(dir);
@@ -394,36 +433,14 @@ static void moments_move_too(void **state) {
 
 /* ---- forks ---- */
 
-/* Master and moments of a tensor on every rank, end to end: (3, n_params) with zeros where others own. */
-static void read_owned(const tagc_fsdp *f, float *out) {
-    size_t n_params = 0, at = 0;
-    for (int t = 0; t < f->tables.n_tensors; t++) n_params += f->tables.tensors[t].n_elems;
-    memset(out, 0, 3 * n_params * sizeof *out);
-    for (int t = 0; t < f->tables.n_tensors; t++) {
-        const tagc_place *p = &f->tables.places[t];
-        const tagc_flat *flat = &f->tables.flats[p->flat];
-        const float *from[] = {flat->master + p->at, flat->moment1 + p->at, flat->moment2 + p->at};
-        for (int i = 0; i < 3 && p->n > 0; i++)
-            memcpy(out + (size_t)i * n_params + at + p->first, from[i], p->n * sizeof *out);
-        at += f->tables.tensors[t].n_elems;
-    }
-}
-
-typedef struct fork_script {
-    script *s;
-    int forks; /* 0: trains and saves */
-    float *state[TOY_MAX_RANKS];
-} fork_script;
-
 static void fork_rank(tagc_comm *comm, void *arg) {
-    fork_script *fork = arg;
-    script *s = fork->s;
+    script *s = arg;
     tagc_fsdp *f = make(s, comm);
     uint64_t step = 0, n;
     char *extra = NULL, path[1024];
     /* A fork into a used engine, too: its own residuals must go. */
     for (int i = 0; i < 3; i++) toy_step(&s->model, comm, f, s->options.n_micro_steps, (uint64_t)i, LR, NULL);
-    if (!fork->forks) {
+    if (!s->forks) {
         CHECK_OK(tagc_checkpoint_save(f, comm, s->dir, 3, "x"));
     } else {
         CHECK_OK(tagc_checkpoint_find(comm, s->dir, path, sizeof path));
@@ -436,12 +453,12 @@ static void fork_rank(tagc_comm *comm, void *arg) {
         }
         free(extra);
     }
-    read_owned(f, fork->state[tagc_comm_rank(comm)]);
+    read_owned(f, s->owned[tagc_comm_rank(comm)]);
     tagc_fsdp_destroy(f);
 }
 
 /* Every element of weights and moments is owned by somebody, and has the bits it had. */
-static void forks_keep_weights_and_moments(void **state) {
+TEST_BETWEEN(make_dir, remove_dir, forks_keep_weights_and_moments) {
     char dir[1024];
     snprintf(dir, sizeof dir, "%s/fork", (char *)*state);
     struct {
@@ -456,22 +473,17 @@ static void forks_keep_weights_and_moments(void **state) {
     size_t n = 0;
     for (size_t v = 0; v < sizeof variants / sizeof *variants; v++) {
         script *s = script_make(dir);
-        fork_script fork = {.s = s, .forks = v > 0};
+        s->forks = v > 0;
         s->options.sharding = variants[v].sharding;
         s->options.policy = variants[v].policy;
         s->options.wrap = variants[v].wrap;
         n = 3 * toy_n_params(&s->model);
-        for (int i = 0; i < TOY_MAX_RANKS; i++) fork.state[i] = calloc(n, sizeof(float));
-        toy_run(variants[v].world_size, fork_rank, &fork);
-        float *now = calloc(n, sizeof *now);
-        for (int rank = 0; rank < variants[v].world_size; rank++)
-            for (size_t i = 0; i < n; i++)
-                if (fork.state[rank][i] != 0) now[i] = fork.state[rank][i];
+        toy_run(variants[v].world_size, fork_rank, s);
+        float *now = owned_by_all(s, variants[v].world_size);
         if (v == 0)
             before = now;
         else
             assert_memory_equal(before, now, n * sizeof *now);
-        for (int i = 0; i < TOY_MAX_RANKS; i++) free(fork.state[i]);
         if (v > 0) free(now);
         script_free(s);
     }
@@ -534,7 +546,7 @@ static void damage(int kind, const char *path) {
     }
 }
 
-static void damaged_files_are_refused(void **state) {
+TEST_BETWEEN(make_dir, remove_dir, damaged_files_are_refused) {
     enum { KINDS = 20 };
     char dir[1024], path[1100], command[4000];
     snprintf(dir, sizeof dir, "%s/damage", (char *)*state);
@@ -584,7 +596,7 @@ static void load_or_fail(tagc_comm *comm, void *arg) {
 }
 
 /* Whichever read fails, on whichever rank: all ranks say which file it was, and go on. */
-static void failing_reads_are_errors(void **state) {
+TEST_BETWEEN(make_dir, remove_dir, failing_reads_are_errors) {
     char dir[1024], path[1100];
     snprintf(dir, sizeof dir, "%s/reads", (char *)*state);
     script *s = script_make(dir);
@@ -611,7 +623,7 @@ static void failing_reads_are_errors(void **state) {
     script_free(s);
 }
 
-static void other_models_are_refused(void **state) {
+TEST_BETWEEN(make_dir, remove_dir, other_models_are_refused) {
     char dir[1024], path[1100];
     snprintf(dir, sizeof dir, "%s/models", (char *)*state);
     script *a = script_make(dir), *b = script_make(dir), *c = script_make(dir);
@@ -644,7 +656,7 @@ static int count_entries(const char *dir) {
 
 /* A limit on file sizes stands for a full disk. Replicated, rank 0's file is the large one: it alone fails.
  */
-static void disk_full_leaves_the_old(void **state) {
+TEST_BETWEEN(make_dir, remove_dir, disk_full_leaves_the_old) {
     char dir[1024];
     snprintf(dir, sizeof dir, "%s/full", (char *)*state);
     script *a = script_make(dir);
@@ -694,7 +706,7 @@ static void prune_two(tagc_comm *comm, void *arg) {
     CHECK(tagc_checkpoint_find(comm, "/nowhere", path, sizeof path) == TAGC_ERR_IO);
 }
 
-static void the_newest_stay(void **state) {
+TEST_BETWEEN(make_dir, remove_dir, the_newest_stay) {
     char dir[1024], path[1100];
     snprintf(dir, sizeof dir, "%s/prune", (char *)*state);
     script *s = script_make(dir);
@@ -720,22 +732,4 @@ static void the_newest_stay(void **state) {
     free(extra);
     assert_int_equal(tagc_checkpoint_info(dir, &step, &world_size, &extra), TAGC_ERR_IO);
     script_free(s);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(resume_is_exact, make_dir, remove_dir),
-        cmocka_unit_test_setup_teardown(resume_in_hosts_is_exact, make_dir, remove_dir),
-        cmocka_unit_test_setup_teardown(deltas_resume_exactly, make_dir, remove_dir),
-        cmocka_unit_test_setup_teardown(no_first_moment_where_beta1_is_zero, make_dir, remove_dir),
-        cmocka_unit_test_setup_teardown(resume_in_another_world, make_dir, remove_dir),
-        cmocka_unit_test_setup_teardown(moments_move_too, make_dir, remove_dir),
-        cmocka_unit_test_setup_teardown(forks_keep_weights_and_moments, make_dir, remove_dir),
-        cmocka_unit_test_setup_teardown(damaged_files_are_refused, make_dir, remove_dir),
-        cmocka_unit_test_setup_teardown(failing_reads_are_errors, make_dir, remove_dir),
-        cmocka_unit_test_setup_teardown(other_models_are_refused, make_dir, remove_dir),
-        cmocka_unit_test_setup_teardown(disk_full_leaves_the_old, make_dir, remove_dir),
-        cmocka_unit_test_setup_teardown(the_newest_stay, make_dir, remove_dir),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

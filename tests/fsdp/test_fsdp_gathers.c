@@ -126,8 +126,7 @@ static double distance(const run *a, const run *b) {
 }
 
 /* Parameters move by 0.01 a step; what a wire rounds away shows in the gradients, and through them here. */
-static void all_wires_train_alike(void **state) {
-    (void)state;
+TEST(all_wires_train_alike) {
     static const double most[] = {0, 5e-4, 5e-4, 1e-3, 5e-4, 5e-4, 6e-4};
     for (int sharding = TAGC_SHARD_FULL; sharding <= TAGC_SHARD_GRAD; sharding++) {
         run plain;
@@ -154,8 +153,7 @@ static void all_wires_train_alike(void **state) {
 }
 
 /* Evaluations, readers, prefetch and the time at which a gather ends change no bit and no byte of a step. */
-static void what_comes_between_changes_nothing(void **state) {
-    (void)state;
+TEST(what_comes_between_changes_nothing) {
     for (int variant = 0; variant < 12; variant++) {
         run calm, r;
         make_run(&calm, TAGC_SHARD_GRAD, fixed[variant % 6]);
@@ -174,8 +172,7 @@ static void what_comes_between_changes_nothing(void **state) {
 
 /* Every byte is some step's: the first step's are the whole parameters, the others' what was planned; a step that was
  * skipped leaves nothing to gather. */
-static void bytes_belong_to_steps(void **state) {
-    (void)state;
+TEST(bytes_belong_to_steps) {
     for (int variant = 0; variant < 12; variant++) {
         run r;
         int wire = fixed[variant % 6], is_delta = wire >= TAGC_GATHER_DELTA8;
@@ -198,8 +195,7 @@ static void bytes_belong_to_steps(void **state) {
     }
 }
 
-static void only_some_shardings_take_deltas(void **state) {
-    (void)state;
+TEST(only_some_shardings_take_deltas) {
     tagc_fsdp_options options;
     for (int wire = TAGC_GATHER_FP32; wire <= TAGC_GATHER_DELTA2; wire++)
         for (int sharding = TAGC_SHARD_FULL; sharding <= TAGC_SHARD_NONE; sharding++) {
@@ -248,19 +244,9 @@ static void use_backwards(tagc_comm *comm, void *arg) {
     tagc_fsdp_destroy(f);
 }
 
-static void units_gathered_ahead_make_way(void **state) {
-    (void)state;
+TEST(units_gathered_ahead_make_way) {
     for (int prefetch = 0; prefetch < 4; prefetch++) {
         toy_run(2, use_backwards, &prefetch);
         toy_run(3, use_backwards, &prefetch);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_wires_train_alike),         cmocka_unit_test(what_comes_between_changes_nothing),
-        cmocka_unit_test(bytes_belong_to_steps),         cmocka_unit_test(only_some_shardings_take_deltas),
-        cmocka_unit_test(units_gathered_ahead_make_way),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -37,11 +37,8 @@ enum {
 static void check_exact(int sharding, int two_level, int policy) {
     toy_model model;
     toy_gpt(&model, 2, 5, 1);
-    toy_exact r = {.check = compare_replicas,
-                   .model = &model,
-                   .n_steps = 4,
-                   .result = malloc(toy_n_params(&model) * sizeof(float))};
-    tagc_fsdp_options_init(&r.options);
+    toy_exact r = toy_exact_of(&model, 4);
+    r.check = compare_replicas;
     r.options.sharding = sharding;
     r.options.two_level = two_level;
     r.options.policy = policy;
@@ -51,10 +48,7 @@ static void check_exact(int sharding, int two_level, int policy) {
     r.options.reducer.exchange = TAGC_EXCHANGE_DIRECT;
     r.options.reducer.format = TAGC_FORMAT_FP32;
     r.options.reducer.sparsity = 0;
-    toy_oracle oracle = {0};
-    toy_oracle_init(&oracle, &model);
-    for (int step = 0; step < r.n_steps; step++)
-        toy_oracle_step(&oracle, &model, &r.options, (uint64_t)step, 0.01);
+    toy_oracle oracle = toy_exact_oracle(&r);
     for (int w = 0; w < N_WORLDS; w++)
         for (int variant = 0; variant < 3; variant++) {
             if (w != 3 && variant != w % 3) continue; /* all of them in one world */
@@ -69,14 +63,12 @@ static void check_exact(int sharding, int two_level, int policy) {
     free(r.result);
 }
 
-static void hybrid_is_exact(void **state) {
-    (void)state;
+TEST(hybrid_is_exact) {
     check_exact(TAGC_SHARD_HYBRID, 0, TAGC_POLICY_NONE);
     check_exact(TAGC_SHARD_HYBRID, 0, TAGC_POLICY_ALL);
 }
 
-static void two_levels_are_exact(void **state) {
-    (void)state;
+TEST(two_levels_are_exact) {
     for (int sharding = 0; sharding < 3; sharding++)
         check_exact(sharding, 1, TAGC_POLICY_NON_ATTENTION_LINEAR);
 }
@@ -94,14 +86,11 @@ static void recipe(tagc_fsdp_options *o) {
 }
 
 /* Low-bit values, mild ones beside: replicas stay alike, and the toy is learnt. */
-static void low_bits_train_in_hosts(void **state) {
-    (void)state;
+TEST(low_bits_train_in_hosts) {
     toy_model model;
     toy_gpt(&model, 2, 12, 0);
-    toy_exact r = {.check = compare_replicas,
-                   .model = &model,
-                   .n_steps = TRAIN_STEPS,
-                   .result = malloc(toy_n_params(&model) * sizeof(float))};
+    toy_exact r = toy_exact_of(&model, TRAIN_STEPS);
+    r.check = compare_replicas;
     recipe(&r.options);
     static const int hosts[][2] = {{4, 2}, {4, 1}};
     for (int h = 0; h < N_HOSTS; h++)
@@ -122,14 +111,11 @@ static void low_bits_train_in_hosts(void **state) {
 }
 
 /* What is sent belongs to a class, to the gathers or to control, and mild is told apart. */
-static void classes_are_counted(void **state) {
-    (void)state;
+TEST(classes_are_counted) {
     toy_model model;
     toy_gpt(&model, 2, 32, 0);
-    toy_exact r = {.check = compare_replicas,
-                   .model = &model,
-                   .n_steps = 3,
-                   .result = malloc(toy_n_params(&model) * sizeof(float))};
+    toy_exact r = toy_exact_of(&model, 3);
+    r.check = compare_replicas;
     recipe(&r.options);
     r.options.sharding = TAGC_SHARD_GRAD;
     uint64_t n[TAGC_N_CLASSES] = {0}, n_sent = 0, n_class = 0;
@@ -154,14 +140,11 @@ static void classes_are_counted(void **state) {
 }
 
 /* Parameters stay within a host: between hosts of one rank none travel at all. */
-static void gathers_stay_in_the_host(void **state) {
-    (void)state;
+TEST(gathers_stay_in_the_host) {
     toy_model model;
     toy_gpt(&model, 2, 8, 0);
-    toy_exact r = {.check = compare_replicas,
-                   .model = &model,
-                   .n_steps = 2,
-                   .result = malloc(toy_n_params(&model) * sizeof(float))};
+    toy_exact r = toy_exact_of(&model, 2);
+    r.check = compare_replicas;
     recipe(&r.options);
     r.options.sharding = TAGC_SHARD_HYBRID;
     uint64_t n_bytes[2];
@@ -179,13 +162,12 @@ static void gathers_stay_in_the_host(void **state) {
 
 /* In two levels parameters take another way, and no bit changes. Within a host they travel as they are: for fp32 and bf16 the number of
  * bytes stays, too. */
-static void gathers_in_two_levels_change_no_bit(void **state) {
-    (void)state;
+TEST(gathers_in_two_levels_change_no_bit) {
     toy_model model;
     toy_gpt(&model, 2, 8, 1);
     size_t n = toy_n_params(&model);
-    toy_exact r = {
-        .check = compare_replicas, .model = &model, .n_steps = 4, .result = malloc(n * sizeof(float))};
+    toy_exact r = toy_exact_of(&model, 4);
+    r.check = compare_replicas;
     float *one_level = malloc(n * sizeof *one_level);
     for (int variant = 0; variant < 2 * (TAGC_GATHER_DELTA2 + 1); variant++) {
         const int *world = worlds[variant % 3 == 2 ? 4 : 3]; /* 4 ranks in hosts of 2, 6 in hosts of 3 */
@@ -241,8 +223,7 @@ static void hold(tagc_comm *comm, void *arg) {
     tagc_fsdp_destroy(f);
 }
 
-static void layouts_know_hosts(void **state) {
-    (void)state;
+TEST(layouts_know_hosts) {
     held h;
     toy_gpt(&h.model, 2, 24, 0);
     recipe(&h.options);
@@ -274,8 +255,7 @@ static void refuse(tagc_comm *comm, void *arg) {
     snprintf(r->text, sizeof r->text, "%s", tagc_last_error());
 }
 
-static void nonsense_is_refused(void **state) {
-    (void)state;
+TEST(nonsense_is_refused) {
     static const struct {
         int world_size, sharding, per_host, exchange;
         tagc_status status;
@@ -298,14 +278,4 @@ static void nonsense_is_refused(void **state) {
         assert_int_equal(r.status, cases[i].status);
         assert_non_null(strstr(r.text, cases[i].text));
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(hybrid_is_exact),          cmocka_unit_test(two_levels_are_exact),
-        cmocka_unit_test(low_bits_train_in_hosts),  cmocka_unit_test(classes_are_counted),
-        cmocka_unit_test(gathers_stay_in_the_host), cmocka_unit_test(nonsense_is_refused),
-        cmocka_unit_test(layouts_know_hosts),       cmocka_unit_test(gathers_in_two_levels_change_no_bit),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -76,8 +76,7 @@ static uint64_t count_compressed(const table *t, int policy, const char *names) 
     return n;
 }
 
-static void policies_compress_what_they_say(void **state) {
-    (void)state;
+TEST(policies_compress_what_they_say) {
     table t;
     make_gpt2_162m(&t);
     uint64_t n = 0;
@@ -100,8 +99,7 @@ static void policies_compress_what_they_say(void **state) {
 }
 
 /* With a mild exchange every matrix leaves the dense class, and nothing else moves. */
-static void mild_takes_the_other_matrices(void **state) {
-    (void)state;
+TEST(mild_takes_the_other_matrices) {
     table t;
     make_gpt2_162m(&t);
     uint64_t n_mild[] = {0, 12 * 3 * 768ull * 768 + 1024 * 768, 0, 0, 0}, n_vectors = 12 * 13 * 768 + 2 * 768;
@@ -156,8 +154,7 @@ static void check_ownership(const table *t, int world_size, int wrap, int policy
     }
 }
 
-static void units_cover_the_model(void **state) {
-    (void)state;
+TEST(units_cover_the_model) {
     table t;
     make_gpt2_162m(&t);
     tagc_fsdp f;
@@ -190,8 +187,7 @@ static void units_cover_the_model(void **state) {
         check_ownership(&t, world_size, world_size % 2, world_size % 3 + 1);
 }
 
-static void bad_tables_are_refused(void **state) {
-    (void)state;
+TEST(bad_tables_are_refused) {
     table t;
     tagc_fsdp f;
     for (int kind = 0; kind < 6; kind++) {
@@ -221,8 +217,7 @@ static void bad_tables_are_refused(void **state) {
     }
 }
 
-static void bad_options_are_refused(void **state) {
-    (void)state;
+TEST(bad_options_are_refused) {
     static const struct {
         size_t at;
         int value;
@@ -283,8 +278,7 @@ static void measure(tagc_comm *comm, void *arg) {
     tagc_fsdp_destroy(f);
 }
 
-static void sharding_saves_memory(void **state) {
-    (void)state;
+TEST(sharding_saves_memory) {
     memory_run full, grad, none;
     toy_gpt(&full.model, 6, 32, 0);
     tagc_fsdp_options_init(&full.options);
@@ -354,6 +348,12 @@ static void disagree(tagc_comm *comm, void *arg) {
         case 9:
             model.tensors[2].decay = !model.tensors[2].decay;
             break;
+        case 10:
+            options.fresh = 1;
+            break;
+        case 11:
+            options.bucket_elems = 1; /* the same units, but the ranks compare the sizes */
+            break;
         default:
             options.reducer.exchange = TAGC_EXCHANGE_PACKED;
             break;
@@ -365,8 +365,7 @@ static void disagree(tagc_comm *comm, void *arg) {
     CHECK(f == NULL);
 }
 
-static void ranks_must_agree(void **state) {
-    (void)state;
+TEST(ranks_must_agree) {
     static const char *const texts[] = {"wrap=1",
                                         "beta2=0.98999999999999999",
                                         "rank 1: prefetch is 99, allowed is 0 to 64",
@@ -377,8 +376,10 @@ static void ranks_must_agree(void **state) {
                                         "rank 1 with tensors=",
                                         "rank 1 with tensors=",
                                         "rank 1 with tensors=",
+                                        "fresh=0, rank 1 with fresh=1",
+                                        "bucket_elems=0, rank 1 with bucket_elems=1",
                                         "exchange=2"};
-    for (int kind = 0; kind < 11; kind++) {
+    for (int kind = 0; kind < 13; kind++) {
         disagreement d = {.kind = kind};
         toy_gpt(&d.model, 2, 4, 0);
         toy_run(2, disagree, &d);
@@ -387,17 +388,4 @@ static void ranks_must_agree(void **state) {
         assert_string_equal(d.text[0], d.text[1]);
         assert_non_null(strstr(d.text[0], texts[kind]));
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(policies_compress_what_they_say),
-        cmocka_unit_test(mild_takes_the_other_matrices),
-        cmocka_unit_test(units_cover_the_model),
-        cmocka_unit_test(bad_tables_are_refused),
-        cmocka_unit_test(bad_options_are_refused),
-        cmocka_unit_test(sharding_saves_memory),
-        cmocka_unit_test(ranks_must_agree),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,12 +1,11 @@
 /* The schedule in the engine: the toy's gradients point one way until its parameters have come to their targets, and are noise
  * from then on. With lr 0 they never come there. */
 #include "../repeats.h"
+#include "folder.h"
 #include "toy.h"
 
 #include "fsdp/checkpoint.h"
 #include "fsdp/internal.h"
-#include <dirent.h>
-#include <sys/stat.h>
 
 enum {
     MAX_STEPS = 400,
@@ -103,8 +102,7 @@ static int n_all(const script *s) {
 
 /* Unused rows hold nothing up once their gradients have faded next to those of the others. Without a beta1 in the end, the
  * first moment of what is compressed is gone by then. */
-static void it_comes_to_the_last_level(void **state) {
-    (void)state;
+TEST(it_comes_to_the_last_level) {
     static const struct {
         int sharding, n_unused_rows;
     } cases[] = {{TAGC_SHARD_GRAD, 0}, {TAGC_SHARD_NONE, 0}, {TAGC_SHARD_GRAD, UNUSED_ROWS}};
@@ -142,8 +140,7 @@ static void it_comes_to_the_last_level(void **state) {
 }
 
 /* Random weights: 8 bits for three windows, and then all of the above from there on, on any number of ranks. */
-static void random_weights_begin_in_8_bits(void **state) {
-    (void)state;
+TEST(random_weights_begin_in_8_bits) {
     for (int world_size = REPEATS(1, 2, 2); world_size <= REPEATS(4, 2, 2); world_size++) {
         script *s = make(1, 0.03, FRESH + 5);
         s->options.fresh = 1;
@@ -162,8 +159,7 @@ static void random_weights_begin_in_8_bits(void **state) {
     }
 }
 
-static void it_stays_where_gradients_have_a_direction(void **state) {
-    (void)state;
+TEST(it_stays_where_gradients_have_a_direction) {
     script *s = make(1, 0, 102);
     toy_run(3, run, s);
     check_ranks(s, 3, 0);
@@ -173,8 +169,7 @@ static void it_stays_where_gradients_have_a_direction(void **state) {
 
 /* A loss bound that selection from the first step fails: the toy is young for some sixty steps of this rate. Its head is
  * its embedding, most of which is unused in the second case. */
-static void it_trains_as_dense(void **state) {
-    (void)state;
+TEST(it_trains_as_dense) {
     static const int n_unused_rows[] = {0, UNUSED_ROWS};
     for (size_t v = REPEATS(0, 1, 1); v < 2; v++) {
         script *dense = make(0, 0.02, 60), *gentle = make(1, 0.02, 60), *plain = make(0, 0.02, 60);
@@ -194,23 +189,9 @@ static void it_trains_as_dense(void **state) {
     }
 }
 
-static void remove_folder(const char *path) {
-    DIR *dir = opendir(path);
-    struct dirent *entry;
-    char inner[1024];
-    while (dir != NULL && (entry = readdir(dir)) != NULL) {
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-        snprintf(inner, sizeof inner, "%s/%s", path, entry->d_name);
-        if (unlink(inner) != 0) remove_folder(inner);
-    }
-    if (dir != NULL) closedir(dir);
-    rmdir(path);
-}
-
 /* In a window, between windows, while the first moment becomes short, and between levels. Who resumes need not know that the
  * weights were random. */
-static void it_resumes_bit_for_bit(void **state) {
-    (void)state;
+TEST(it_resumes_bit_for_bit) {
     static const struct {
         int fresh, n_ranks, n_steps, saves[6];
         double beta1;
@@ -249,8 +230,7 @@ static void it_resumes_bit_for_bit(void **state) {
 }
 
 /* A checkpoint of a run that followed no schedule has none. */
-static void a_run_without_it_goes_on_without_it(void **state) {
-    (void)state;
+TEST(a_run_without_it_goes_on_without_it) {
     char name[] = "/tmp/tagc-levels-XXXXXX";
     assert_non_null(mkdtemp(name));
     script *before = make(0, 0.01, 5), *after = make(1, 0.01, 8), *as_it_was = make(0, 0.01, 8);
@@ -274,8 +254,7 @@ static void run_bad(tagc_comm *comm, void *arg) {
           TAGC_ERR_ARGUMENT);
 }
 
-static void a_bad_option_is_refused(void **state) {
-    (void)state;
+TEST(a_bad_option_is_refused) {
     script *s = make(2, 0, 1);
     toy_run(2, run_bad, s);
     s->options.gentle = 1;
@@ -285,8 +264,7 @@ static void a_bad_option_is_refused(void **state) {
 }
 
 /* Forks of a run at its first level and of one at its last ones, and runs of another number of ranks that go on with them. */
-static void a_fork_begins_with_every_value_in_4_bits(void **state) {
-    (void)state;
+TEST(a_fork_begins_with_every_value_in_4_bits) {
     static const int saved_at[] = {5, 219};
     for (int is_late = REPEATS(0, 1, 1); is_late < 2; is_late++) {
         char name[] = "/tmp/tagc-levels-XXXXXX";
@@ -312,23 +290,6 @@ static void a_fork_begins_with_every_value_in_4_bits(void **state) {
         drop(before), drop(fork), drop(more);
         remove_folder(name);
     }
-}
-
-static void run_differing(tagc_comm *comm, void *arg) {
-    const script *s = arg;
-    tagc_fsdp_options options = s->options;
-    tagc_fsdp *f;
-    options.fresh = tagc_comm_rank(comm) == 1;
-    CHECK(tagc_fsdp_create(comm, s->model.tensors, s->model.n_tensors, &options, NULL, &f) ==
-          TAGC_ERR_MISMATCH);
-    CHECK(strstr(tagc_last_error(), "fresh=0, rank 1 with fresh=1") != NULL);
-}
-
-static void ranks_must_agree_on_what_is_random(void **state) {
-    (void)state;
-    script *s = make(1, 0, 1);
-    toy_run(2, run_differing, s);
-    drop(s);
 }
 
 /* ---- Adam's betas ---- */
@@ -383,8 +344,7 @@ static void run_adam(tagc_comm *comm, void *arg) {
     tagc_fsdp_destroy(f);
 }
 
-static void betas_are_those_of_the_plan(void **state) {
-    (void)state;
+TEST(betas_are_those_of_the_plan) {
     adam_run r = {.s = make(1, 0.03, 260)};
     r.s->options.weight_decay = 0;
     toy_run(1, run_adam, &r);
@@ -393,8 +353,7 @@ static void betas_are_those_of_the_plan(void **state) {
 }
 
 /* Moments come with a fork, so its second one may be long as soon as values are selected. */
-static void updates_before_a_fork_count(void **state) {
-    (void)state;
+TEST(updates_before_a_fork_count) {
     if (REPEATS(0, 1, 1)) skip(); /* a sanitizer sees nothing here that it does not in the test above */
     adam_run r = {.s = make(1, 0.03, 260), .n_before = 1000};
     r.s->options.weight_decay = 0;
@@ -591,8 +550,7 @@ static float of_many_sizes(int tensor) {
 }
 
 /* However gradients lie in flats, shards and buckets. */
-static void engine_and_pytorch_decide_alike(void **state) {
-    (void)state;
+TEST(engine_and_pytorch_decide_alike) {
     for (int variant = REPEATS(0, 1, 1); variant < 5; variant += REPEATS(1, 2, 2)) {
         chosen c;
         int n_windows =
@@ -617,8 +575,7 @@ static int but_one(const chosen *c, int tensor, int window) {
 }
 
 /* One layer that still learns holds its own flats back, and in a bucket those of the whole bucket. */
-static void a_bucket_goes_on_when_all_of_it_may(void **state) {
-    (void)state;
+TEST(a_bucket_goes_on_when_all_of_it_may) {
     for (int buckets = REPEATS(0, 1, 1); buckets < 2; buckets++) {
         chosen c;
         choose(&c, 2, 13);
@@ -645,8 +602,7 @@ static double rises(int window) {
     return window >= 9 ? 3 : 2;
 }
 
-static void what_fails_begins_anew(void **state) {
-    (void)state;
+TEST(what_fails_begins_anew) {
     for (int of_loss = 0; of_loss < 2; of_loss++) {
         chosen c;
         choose(&c, 2, 12);
@@ -666,24 +622,4 @@ static void what_fails_begins_anew(void **state) {
             assert_int_equal(c.n_every[9], 1);
         }
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(it_comes_to_the_last_level),
-        cmocka_unit_test(random_weights_begin_in_8_bits),
-        cmocka_unit_test(it_stays_where_gradients_have_a_direction),
-        cmocka_unit_test(it_trains_as_dense),
-        cmocka_unit_test(it_resumes_bit_for_bit),
-        cmocka_unit_test(a_run_without_it_goes_on_without_it),
-        cmocka_unit_test(a_bad_option_is_refused),
-        cmocka_unit_test(a_fork_begins_with_every_value_in_4_bits),
-        cmocka_unit_test(ranks_must_agree_on_what_is_random),
-        cmocka_unit_test(betas_are_those_of_the_plan),
-        cmocka_unit_test(updates_before_a_fork_count),
-        cmocka_unit_test(engine_and_pytorch_decide_alike),
-        cmocka_unit_test(a_bucket_goes_on_when_all_of_it_may),
-        cmocka_unit_test(what_fails_begins_anew),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,14 +1,9 @@
 /* Manifests and headers of rank files with contents that no program writes, but right checksums. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "../test.h"
 #include "fsdp/checkpoint_format.h"
 #include "tagc/tagc.h"
 
@@ -69,8 +64,7 @@ static tagc_status read_back(const tagc_manifest *m) {
     return status;
 }
 
-static void contradictions_are_refused_with_a_right_checksum(void **state) {
-    (void)state;
+TEST(contradictions_are_refused_with_a_right_checksum) {
     tagc_manifest *m = make();
     assert_int_equal(read_back(m), TAGC_OK);
     tagc_manifest_destroy(m);
@@ -98,8 +92,7 @@ static tagc_status read_changed(const char *from, const char *to) {
     return status;
 }
 
-static void one_format_and_one_version_are_read(void **state) {
-    (void)state;
+TEST(one_format_and_one_version_are_read) {
     static const char *const versions[] = {"0", "1", "6", "9"};
     for (size_t i = 0; i < sizeof versions / sizeof *versions; i++) {
         char to[40], said[80];
@@ -138,8 +131,7 @@ static int change_layout(tagc_manifest *m, int change) {
     return change < N_LAYOUTS;
 }
 
-static void a_header_belongs_to_one_layout_rank_and_step(void **state) {
-    (void)state;
+TEST(a_header_belongs_to_one_layout_rank_and_step) {
     unsigned char headers[N_LAYOUTS + 1][TAGC_RANK_HEADER_BYTES], bytes[TAGC_RANK_HEADER_BYTES];
     for (int change = 0; change <= N_LAYOUTS; change++) {
         tagc_manifest *m = make();
@@ -167,8 +159,7 @@ static void a_header_belongs_to_one_layout_rank_and_step(void **state) {
 }
 
 /* Files of version 2 have these hashes: whoever changes one needs another version. */
-static void the_hash_of_a_layout_stays(void **state) {
-    (void)state;
+TEST(the_hash_of_a_layout_stays) {
     static const uint64_t hashes[N_LAYOUTS + 1] = {
         0x081d2890511468d2, 0x412992c8fef61690, 0xcb4a27d0cbfec7cb, 0xa652184915c3ee8d, 0xe71a95e5243bcf34,
         0xfdc9b7f501ca1971, 0x8898a126ee8f582e, 0xe5dc3a946e60e78e, 0x946864764877cd1f, 0x3534442d502c5f87,
@@ -183,14 +174,4 @@ static void the_hash_of_a_layout_stays(void **state) {
         assert_true(hash == hashes[change]);
         tagc_manifest_destroy(m);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(contradictions_are_refused_with_a_right_checksum),
-        cmocka_unit_test(one_format_and_one_version_are_read),
-        cmocka_unit_test(a_header_belongs_to_one_layout_rank_and_step),
-        cmocka_unit_test(the_hash_of_a_layout_stays),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,10 @@
 /* The engine gives GPT-2's tensors the classes that the policy of names gives their names: by kinds that the model tells, where the policy
  * reads. Only its own limit is the policy's alone: the engine compresses small matrices, too. */
+#include "../test.h"
 #include "fsdp/fsdp.h"
 #include "gpt2/gpt2.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 static void check_model(const tagc_gpt2_config *config, uint64_t min_elems) {
     tagc_fsdp_options options;
@@ -33,8 +30,7 @@ static void check_model(const tagc_gpt2_config *config, uint64_t min_elems) {
     assert_int_equal(n[TAGC_CLASS_MILD], config->n_layer + 1);
 }
 
-static void presets(void **state) {
-    (void)state;
+TEST(presets) {
     static const char *const names[] = {"gpt2-162m",  "gpt2-124m", "gpt2-medium",
                                         "gpt2-large", "gpt2-xl",   "demo"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
@@ -45,14 +41,8 @@ static void presets(void **state) {
 }
 
 /* Some of its matrices are smaller than TAGC_CLASS_MIN_ELEMS. */
-static void tiny(void **state) {
-    (void)state;
+TEST(tiny) {
     tagc_gpt2_config config;
     assert_int_equal(tagc_gpt2_preset("tiny", &config), TAGC_OK);
     check_model(&config, 0);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(presets), cmocka_unit_test(tiny)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,14 +4,10 @@
 #include "toy_runs.h"
 
 static void check_all(const toy_model *model, int max_world) {
-    toy_exact r = {.model = model, .n_steps = 4, .result = malloc(toy_n_params(model) * sizeof(float))};
-    tagc_fsdp_options_init(&r.options);
+    toy_exact r = toy_exact_of(model, 4);
     r.options.policy = TAGC_POLICY_NONE;
     r.options.clip_norm = 2.0; /* the norm starts above and ends below */
-    toy_oracle oracle;
-    toy_oracle_init(&oracle, model);
-    for (int step = 0; step < r.n_steps; step++)
-        toy_oracle_step(&oracle, model, &r.options, (uint64_t)step, 0.01);
+    toy_oracle oracle = toy_exact_oracle(&r);
     for (int world_size = 1; world_size <= max_world; world_size++)
         for (int variant = 0; variant < 3 * 3 * 3; variant += REPEATS(1, 1, 2)) {
             r.options.sharding = variant % 3;
@@ -29,14 +25,12 @@ static void check_all(const toy_model *model, int max_world) {
 
 /* Tensors of the compressed class have moments of their own, and mild ones of sparsity 0 those of dense ones. Exchanged
  * densely and in fp32, so that the oracle is exact. */
-static void compressed_betas_are_their_own(void **state) {
-    (void)state;
+TEST(compressed_betas_are_their_own) {
     /* 0.8 is reached with the 15th update, 0.7 with the 10th, 0.2, which is below beta2, with the first. */
     static const double betas[][2] = {{0, 0.8}, {0.5, 0.7}, {0.97, 0.2}};
     toy_model model;
     toy_gpt(&model, 2, 5, 0);
-    toy_exact r = {.model = &model, .n_steps = 18, .result = malloc(toy_n_params(&model) * sizeof(float))};
-    tagc_fsdp_options_init(&r.options);
+    toy_exact r = toy_exact_of(&model, 18);
     tagc_reducer_options_send_whole(&r.options.reducer, TAGC_FORMAT_FP32);
     r.options.mild.exchange = TAGC_EXCHANGE_DIRECT;
     r.options.mild.format = TAGC_FORMAT_FP32;
@@ -45,10 +39,7 @@ static void compressed_betas_are_their_own(void **state) {
     for (int b = 0; b < 3; b++) {
         r.options.beta1_compressed = betas[b][0];
         r.options.beta2_compressed = betas[b][1];
-        toy_oracle oracle;
-        toy_oracle_init(&oracle, &model);
-        for (int step = 0; step < r.n_steps; step++)
-            toy_oracle_step(&oracle, &model, &r.options, (uint64_t)step, 0.01);
+        toy_oracle oracle = toy_exact_oracle(&r);
         for (int sharding = 0; sharding < 3; sharding++) {
             r.options.sharding = sharding;
             toy_exact_run(&r, 2);
@@ -67,23 +58,20 @@ enum {
     VARIANT_STRIDE = REPEATS(1, 3, 4)
 };
 
-static void all_ways_agree_untied(void **state) {
-    (void)state;
+TEST(all_ways_agree_untied) {
     toy_model model;
     toy_gpt(&model, LAYERS, 5, 0);
     check_all(&model, MAX_WORLD);
 }
 
-static void all_ways_agree_tied(void **state) {
-    (void)state;
+TEST(all_ways_agree_tied) {
     toy_model model;
     toy_gpt(&model, LAYERS, 3, 1);
     check_all(&model, MAX_WORLD);
 }
 
 /* Matrices above 2 M elements alone, the rest in one root unit. */
-static void large_matrices_alone(void **state) {
-    (void)state;
+TEST(large_matrices_alone) {
     toy_model model = {.n_samples = 2, .n_layers = 3};
     toy_add(&model, "wte.weight", 5, 3, TAGC_TENSOR_EMBEDDING, 0);
     toy_add(&model, "h.0.ln_1.weight", 11, 1, TAGC_TENSOR_NORM, 1);
@@ -92,15 +80,10 @@ static void large_matrices_alone(void **state) {
     toy_add(&model, "h.0.mlp.c_fc.bias", 2001, 1, TAGC_TENSOR_BIAS, 1);
     toy_add(&model, "h.0.mlp.c_proj.weight", 2003, 1000, TAGC_TENSOR_MLP, 1);
     toy_add(&model, "ln_f.weight", 3, 1, TAGC_TENSOR_NORM, 2);
-    toy_exact r = {
-        .model = &model, .n_steps = LARGE_STEPS, .result = malloc(toy_n_params(&model) * sizeof(float))};
-    tagc_fsdp_options_init(&r.options);
+    toy_exact r = toy_exact_of(&model, LARGE_STEPS);
     r.options.wrap = TAGC_WRAP_MATRIX;
     r.options.policy = TAGC_POLICY_NONE;
-    toy_oracle oracle;
-    toy_oracle_init(&oracle, &model);
-    for (int step = 0; step < r.n_steps; step++)
-        toy_oracle_step(&oracle, &model, &r.options, (uint64_t)step, 0.01);
+    toy_oracle oracle = toy_exact_oracle(&r);
     for (int sharding = 0; sharding < LARGE_SHARDINGS; sharding++) {
         r.options.sharding = sharding;
         r.options.prefetch = sharding == 0 ? 1 : 0;
@@ -113,13 +96,12 @@ static void large_matrices_alone(void **state) {
 
 /* Compressed exchanges: parameters stay the same on all ranks, the toy is learnt, thread counts change
  * nothing. */
-static void compressed_trains(void **state) {
-    (void)state;
+TEST(compressed_trains) {
     toy_model model;
     toy_gpt(&model, 2, 12, 0);
     size_t n = toy_n_params(&model);
     float *first = malloc(n * sizeof *first);
-    toy_exact r = {.model = &model, .n_steps = 120, .result = malloc(n * sizeof(float))};
+    toy_exact r = toy_exact_of(&model, 120);
     for (int variant = 0; variant < 6; variant += VARIANT_STRIDE) {
         tagc_fsdp_options_init(&r.options);
         r.options.reducer.exchange = TAGC_EXCHANGE_PACKED;
@@ -141,19 +123,14 @@ static void compressed_trains(void **state) {
 }
 
 /* bf16 gathers: passes see rounded parameters, the masters keep theirs. */
-static void bf16_gathers_are_close(void **state) {
-    (void)state;
+TEST(bf16_gathers_are_close) {
     toy_model model;
     toy_gpt(&model, 2, 5, 0);
-    toy_exact r = {.model = &model, .n_steps = 4, .result = malloc(toy_n_params(&model) * sizeof(float))};
-    tagc_fsdp_options_init(&r.options);
+    toy_exact r = toy_exact_of(&model, 4);
     r.options.policy = TAGC_POLICY_NONE;
     r.options.gather = TAGC_FORMAT_BF16;
     r.options.dense_format = TAGC_FORMAT_BF16;
-    toy_oracle oracle;
-    toy_oracle_init(&oracle, &model);
-    for (int step = 0; step < r.n_steps; step++)
-        toy_oracle_step(&oracle, &model, &r.options, (uint64_t)step, 0.01);
+    toy_oracle oracle = toy_exact_oracle(&r);
     for (int sharding = 0; sharding < 2; sharding++) {
         r.options.sharding = sharding;
         toy_exact_run(&r, 2);
@@ -210,23 +187,9 @@ static void train_fickle(tagc_comm *comm, void *arg) {
     tagc_fsdp_destroy(f);
 }
 
-static void order_of_use_may_change(void **state) {
-    (void)state;
+TEST(order_of_use_may_change) {
     toy_model model;
     toy_gpt(&model, 6, 4, 0);
     fickle_run r = {.model = &model};
     for (r.prefetch = 0; r.prefetch <= 8; r.prefetch++) toy_run(2, train_fickle, &r);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(compressed_betas_are_their_own),
-        cmocka_unit_test(all_ways_agree_untied),
-        cmocka_unit_test(all_ways_agree_tied),
-        cmocka_unit_test(large_matrices_alone),
-        cmocka_unit_test(compressed_trains),
-        cmocka_unit_test(bf16_gathers_are_close),
-        cmocka_unit_test(order_of_use_may_change),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -134,8 +134,7 @@ static void make_run(run *r, int sharding) {
     snprintf(r->path, sizeof r->path, "/tmp/tagc-trace-%d.json", (int)getpid());
 }
 
-static void trace_opens(void **state) {
-    (void)state;
+TEST(trace_opens) {
     run r;
     make_run(&r, TAGC_SHARD_FULL);
     for (int i = 0; i < 2; i++) CHECK_OK(tagc_trace_create(100000, &r.traces[i]));
@@ -171,8 +170,7 @@ static void trace_opens(void **state) {
     for (int i = 0; i < 2; i++) tagc_trace_destroy(r.traces[i]);
 }
 
-static void full_traces_count_what_they_drop(void **state) {
-    (void)state;
+TEST(full_traces_count_what_they_drop) {
     run r;
     make_run(&r, TAGC_SHARD_GRAD);
     for (int i = 0; i < 2; i++) CHECK_OK(tagc_trace_create(7, &r.traces[i]));
@@ -266,8 +264,7 @@ static void check_lanes(lanes *l, int longest, uint64_t *state) {
     for (int i = 0; i < 2; i++) tagc_trace_destroy(l->traces[i]);
 }
 
-static void transfers_get_lanes(void **state) {
-    (void)state;
+TEST(transfers_get_lanes) {
     static lanes l;
     uint64_t random = 1;
     for (int longest = 2; longest < 1000; longest *= 2) check_lanes(&l, longest, &random);
@@ -275,8 +272,7 @@ static void transfers_get_lanes(void **state) {
 
 /* As long as all transfers lie within the first minute, the writer has told the clocks apart. Half of these clocks are
  * below zero. */
-static void clocks_may_differ(void **state) {
-    (void)state;
+TEST(clocks_may_differ) {
     static lanes l;
     uint64_t random = 2;
     for (int rank = 0; rank < 2; rank++)
@@ -287,8 +283,7 @@ static void clocks_may_differ(void **state) {
         }
 }
 
-static void unwritable_is_said_by_all(void **state) {
-    (void)state;
+TEST(unwritable_is_said_by_all) {
     run r;
     make_run(&r, TAGC_SHARD_NONE);
     snprintf(r.path, sizeof r.path, "/nowhere/trace.json");
@@ -302,8 +297,7 @@ static void unwritable_is_said_by_all(void **state) {
 }
 
 /* Dense, two ranks: the wire is known to the byte. */
-static void figures_add_up(void **state) {
-    (void)state;
+TEST(figures_add_up) {
     for (int variant = 0; variant < 4; variant++) {
         run r;
         int sharding = variant % 3;
@@ -333,8 +327,7 @@ static void figures_add_up(void **state) {
     }
 }
 
-static void compressed_figures(void **state) {
-    (void)state;
+TEST(compressed_figures) {
     run r;
     make_run(&r, TAGC_SHARD_FULL);
     r.options.policy = TAGC_POLICY_ALL;
@@ -347,14 +340,4 @@ static void compressed_figures(void **state) {
     assert_true(s->n_union >= s->n_sent && s->n_union <= 2 * s->n_sent + 64);
     assert_true(s->bits_per_param[TAGC_LEG_INDEX] > 0.9 && s->bits_per_param[TAGC_LEG_VALUES] < 32 * 0.2);
     for (int i = 0; i < 2; i++) tagc_trace_destroy(r.traces[i]);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(trace_opens),         cmocka_unit_test(full_traces_count_what_they_drop),
-        cmocka_unit_test(transfers_get_lanes), cmocka_unit_test(unwritable_is_said_by_all),
-        cmocka_unit_test(figures_add_up),      cmocka_unit_test(compressed_figures),
-        cmocka_unit_test(clocks_may_differ),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,12 +6,6 @@
 #ifndef TAGC_TEST_TOY_H
 #define TAGC_TEST_TOY_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -21,6 +15,7 @@
 
 #include "../check.h"
 #include "../residual.h"
+#include "../test.h"
 #include "core/status.h"
 #include "fsdp/fsdp.h"
 

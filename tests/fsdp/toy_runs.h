@@ -21,6 +21,22 @@ typedef struct toy_exact {
     int n_done;
 } toy_exact;
 
+/* With default options. The caller frees result. */
+static inline toy_exact toy_exact_of(const toy_model *model, int n_steps) {
+    toy_exact r = {.model = model, .n_steps = n_steps, .result = malloc(toy_n_params(model) * sizeof(float))};
+    tagc_fsdp_options_init(&r.options);
+    return r;
+}
+
+/* What the steps of r come to. The caller frees it. */
+static inline toy_oracle toy_exact_oracle(const toy_exact *r) {
+    toy_oracle oracle;
+    toy_oracle_init(&oracle, r->model);
+    for (int step = 0; step < r->n_steps; step++)
+        toy_oracle_step(&oracle, r->model, &r->options, (uint64_t)step, 0.01);
+    return oracle;
+}
+
 static inline void toy_exact_train(tagc_comm *comm, void *arg) {
     toy_exact *r = arg;
     size_t n = toy_n_params(r->model);

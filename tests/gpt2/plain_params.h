@@ -3,14 +3,9 @@
 #ifndef TAGC_TESTS_PLAIN_PARAMS_H
 #define TAGC_TESTS_PLAIN_PARAMS_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <stdlib.h>
 
+#include "../test.h"
 #include "core/status.h"
 #include "gpt2/gpt2.h"
 

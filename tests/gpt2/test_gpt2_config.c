@@ -4,8 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-static void test_presets(void **state) {
-    (void)state;
+TEST(test_presets) {
     /* n_layer (12 n^2 + 13 n) + 2 n + positions, vocabulary (twice when untied) */
     const struct {
         const char *name;
@@ -25,8 +24,7 @@ static void test_presets(void **state) {
                                            "gpt2-medium, gpt2-large, gpt2-xl, demo, tiny");
 }
 
-static void test_check(void **state) {
-    (void)state;
+TEST(test_check) {
     const tagc_gpt2_config good = {2, 2, 8, 16, 32, 0};
     const struct {
         size_t field;
@@ -48,8 +46,7 @@ static void test_check(void **state) {
     }
 }
 
-static void test_table(void **state) {
-    (void)state;
+TEST(test_table) {
     for (int tied = 0; tied < 2; tied++) {
         tagc_gpt2_config config = {2, 2, 8, 16, 32, tied};
         tagc_tensor_info info, first, last;
@@ -75,8 +72,7 @@ static void test_table(void **state) {
     }
 }
 
-static void test_initial_values(void **state) {
-    (void)state;
+TEST(test_initial_values) {
     tagc_gpt2_config config = {2, 2, 64, 64, 256, 0};
     float all[256 * 64], part[300];
     for (int tensor = 0; tensor < tagc_gpt2_n_tensors(&config); tensor++) {
@@ -115,8 +111,7 @@ static void test_initial_values(void **state) {
     assert_memory_not_equal(all, other, sizeof all);
 }
 
-static void test_sample(void **state) {
-    (void)state;
+TEST(test_sample) {
     const float logits[5] = {0, 2, 1, 2, -3};
     float scratch[5];
     uint64_t rng = 1;
@@ -139,12 +134,4 @@ static void test_sample(void **state) {
             assert_true(fabs(n_seen[i] - N_DRAWS * p) <= 5 * sqrt(N_DRAWS * p * (1 - p)));
         }
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_presets),        cmocka_unit_test(test_check),  cmocka_unit_test(test_table),
-        cmocka_unit_test(test_initial_values), cmocka_unit_test(test_sample),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -165,24 +165,20 @@ static void compare_with_differences(const tagc_gpt2_config *config, int n_batch
     tagc_gpt2_destroy(model);
 }
 
-static void test_untied(void **state) {
-    (void)state;
+TEST(test_untied) {
     compare_with_differences(&(tagc_gpt2_config){2, 3, 6, 7, 11, 0}, 2, 5, 1);
 }
 
-static void test_tied(void **state) {
-    (void)state;
+TEST(test_tied) {
     compare_with_differences(&(tagc_gpt2_config){2, 1, 5, 5, 7, 1}, 3, 5, 1);
 }
 
-static void test_one_of_each(void **state) {
-    (void)state;
+TEST(test_one_of_each) {
     compare_with_differences(&(tagc_gpt2_config){1, 1, 1, 1, 2, 0}, 1, 1, 1);
 }
 
 /* More positions than one tile of queries. */
-static void test_several_tiles(void **state) {
-    (void)state;
+TEST(test_several_tiles) {
     compare_with_differences(&(tagc_gpt2_config){1, 2, 20, 140, 19, 0}, 1, 131, 97);
 }
 
@@ -200,8 +196,7 @@ static double largest_difference(const plain_params *a, const plain_params *b, d
 }
 
 /* A small buffer of logits means the same sums in another order. */
-static void test_logits_in_chunks(void **state) {
-    (void)state;
+TEST(test_logits_in_chunks) {
     tagc_gpt2_config config = {2, 2, 8, 16, 33, 1};
     int tokens[45], targets[45];
     random_tokens(33, 45, 5, tokens);
@@ -228,8 +223,7 @@ static void test_logits_in_chunks(void **state) {
 }
 
 /* Gradients are added, and scaled by the loss scale; two halves of a batch make the whole. */
-static void test_accumulation(void **state) {
-    (void)state;
+TEST(test_accumulation) {
     tagc_gpt2_config config = {2, 2, 8, 16, 33, 0};
     int tokens[64], targets[64];
     random_tokens(33, 64, 5, tokens);
@@ -251,8 +245,7 @@ static void test_accumulation(void **state) {
 }
 
 /* Without targets the logits of the last position are those that the loss is made of. */
-static void test_logits_of_last_position(void **state) {
-    (void)state;
+TEST(test_logits_of_last_position) {
     tagc_gpt2_config config = {1, 2, 8, 16, 21, 0};
     int tokens[18];
     random_tokens(21, 18, 5, tokens);
@@ -280,8 +273,7 @@ static void test_logits_of_last_position(void **state) {
 }
 
 /* Whatever call fails, its status comes back at once and the model can be used again. */
-static void test_failing_params(void **state) {
-    (void)state;
+TEST(test_failing_params) {
     tagc_gpt2_config config = {1, 2, 8, 16, 21, 1};
     int tokens[8], targets[8], n_failed = 0;
     random_tokens(21, 8, 5, tokens);
@@ -313,8 +305,7 @@ static void test_failing_params(void **state) {
     tagc_gpt2_destroy(model);
 }
 
-static void test_bad_arguments(void **state) {
-    (void)state;
+TEST(test_bad_arguments) {
     tagc_gpt2_config config = {1, 2, 8, 16, 21, 1};
     tagc_gpt2 *model;
     int tokens[16] = {0}, bad[16] = {0};
@@ -336,19 +327,4 @@ static void test_bad_arguments(void **state) {
     plain_destroy(plain);
     tagc_gpt2_destroy(model);
     tagc_gpt2_destroy(NULL);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_untied),
-        cmocka_unit_test(test_tied),
-        cmocka_unit_test(test_one_of_each),
-        cmocka_unit_test(test_several_tiles),
-        cmocka_unit_test(test_logits_in_chunks),
-        cmocka_unit_test(test_accumulation),
-        cmocka_unit_test(test_logits_of_last_position),
-        cmocka_unit_test(test_failing_params),
-        cmocka_unit_test(test_bad_arguments),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

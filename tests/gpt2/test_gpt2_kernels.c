@@ -136,8 +136,7 @@ static void check_softmax(const tagc_kernels *k, size_t n, uint64_t *seed) {
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) free(all[i]);
 }
 
-static void test_all_lengths(void **state) {
-    (void)state;
+TEST(test_all_lengths) {
     uint64_t seed = 1;
     for (const tagc_kernels *const *k = tagc_kernels_all(); *k; k++) {
         for (size_t n = 1; n <= MAX_N; n++) {
@@ -150,8 +149,7 @@ static void test_all_lengths(void **state) {
 }
 
 /* The error that kernels.h states, over the whole range of exp. */
-static void test_exp_accuracy(void **state) {
-    (void)state;
+TEST(test_exp_accuracy) {
     for (const tagc_kernels *const *k = tagc_kernels_all(); *k; k++) {
         double worst = 0;
         for (int i = 0; i < 400000; i++) {
@@ -164,8 +162,7 @@ static void test_exp_accuracy(void **state) {
 }
 
 /* NaN must come out of everything that sees one, and huge values must not make one. */
-static void test_hostile_values(void **state) {
-    (void)state;
+TEST(test_hostile_values) {
     for (const tagc_kernels *const *k = tagc_kernels_all(); *k; k++) {
         for (size_t n = 1; n <= MAX_N; n += 3) {
             for (size_t at = 0; at < n; at += 5) {
@@ -198,13 +195,4 @@ static void test_hostile_values(void **state) {
             }
         }
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_all_lengths),
-        cmocka_unit_test(test_exp_accuracy),
-        cmocka_unit_test(test_hostile_values),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

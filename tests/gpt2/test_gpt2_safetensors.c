@@ -83,8 +83,7 @@ static void assert_not_opened(const char *path, const tagc_gpt2_config *config, 
     if (!strstr(tagc_last_error(), text)) fail_msg("\"%s\" is not in \"%s\"", text, tagc_last_error());
 }
 
-static void test_round_trip(void **state) {
-    (void)state;
+TEST(test_round_trip) {
     for (int tied = 0; tied < 2; tied++) {
         tagc_gpt2_config config = {2, 2, 6, 10, 13, tied}, other = config;
         plain_params *plain = plain_create(&config, 5);
@@ -119,8 +118,7 @@ static void test_round_trip(void **state) {
 }
 
 /* As OpenAI's files are: no prefix, mask buffers in between; and a tied head written out. */
-static void test_other_layouts(void **state) {
-    (void)state;
+TEST(test_other_layouts) {
     for (int variant = 0; variant < 3; variant++) {
         tagc_gpt2_config config = {1, 2, 6, 10, 13, 1};
         plain_params *plain = plain_create(&config, 5);
@@ -174,8 +172,7 @@ static float bits_to_float(uint32_t bits) {
 }
 
 /* All 65536 half and bfloat16 numbers. */
-static void test_short_floats(void **state) {
-    (void)state;
+TEST(test_short_floats) {
     for (int is_half = 0; is_half < 2; is_half++) {
         char header[200];
         snprintf(header, sizeof header,
@@ -210,8 +207,7 @@ static void test_short_floats(void **state) {
 #define X(dtype, shape, offsets)                                                                             \
     "\"x\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
 
-static void test_lying_files(void **state) {
-    (void)state;
+TEST(test_lying_files) {
     const struct {
         const char *header;
         size_t n_data;
@@ -277,8 +273,7 @@ static void test_lying_files(void **state) {
     assert_null(file);
 }
 
-static void test_other_types_are_listed_only(void **state) {
-    (void)state;
+TEST(test_other_types_are_listed_only) {
     const char *header = "{" X("I64", "[2,1]", "[0,16]") "}";
     tagc_safetensors *file;
     tagc_safetensors_entry entry;
@@ -302,8 +297,7 @@ static uint64_t size_of(const char *path) {
 }
 
 /* What was there stays there, until all of the new is. */
-static void test_half_written(void **state) {
-    (void)state;
+TEST(test_half_written) {
     tagc_gpt2_config config = {1, 2, 32, 10, 300, 0};
     plain_params *plain = plain_create(&config, 5);
     const char *path = path_of("half.safetensors");
@@ -349,8 +343,7 @@ static void write_text(const char *path, const char *text) {
     fclose(file);
 }
 
-static void test_config_file(void **state) {
-    (void)state;
+TEST(test_config_file) {
     const char *path = path_of("config.json");
     for (int tied = 0; tied < 2; tied++) {
         tagc_gpt2_config config = {12, 4, 64, 100, 321, tied}, back = {0};
@@ -396,11 +389,5 @@ static void test_config_file(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),   cmocka_unit_test(test_other_layouts),
-        cmocka_unit_test(test_short_floats), cmocka_unit_test(test_lying_files),
-        cmocka_unit_test(test_half_written), cmocka_unit_test(test_other_types_are_listed_only),
-        cmocka_unit_test(test_config_file),
-    };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return test_run(set_up, tear_down);
 }

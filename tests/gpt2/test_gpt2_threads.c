@@ -34,8 +34,7 @@ static void *run(void *arg) {
     return NULL;
 }
 
-static void test_side_by_side(void **state) {
-    (void)state;
+TEST(test_side_by_side) {
     work alone[N_THREADS], together[N_THREADS];
     pthread_t threads[N_THREADS];
     for (int i = 0; i < N_THREADS; i++) {
@@ -57,6 +56,5 @@ static void test_side_by_side(void **state) {
 
 int main(void) {
     openblas_set_num_threads(1); /* more would add in an order of their own */
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_side_by_side)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run(NULL, NULL);
 }

@@ -59,17 +59,10 @@ static void compare(const char *path, const tagc_gpt2_config *config, int n_batc
     tagc_safetensors_close(file);
 }
 
-static void test_untied(void **state) {
-    (void)state;
+TEST(test_untied) {
     compare(TAGC_TEST_DATA "/gpt2_untied.safetensors", &(tagc_gpt2_config){2, 3, 24, 136, 61, 0}, 2, 131);
 }
 
-static void test_tied(void **state) {
-    (void)state;
+TEST(test_tied) {
     compare(TAGC_TEST_DATA "/gpt2_tied.safetensors", &(tagc_gpt2_config){2, 2, 20, 48, 67, 1}, 3, 40);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_untied), cmocka_unit_test(test_tied)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,16 +8,11 @@
 #define TAGC_TESTS_DEVICE_RIG_H
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "../test.h"
 #include "fake_runtime.h"
 #include "gpu/queue_private.h"
 

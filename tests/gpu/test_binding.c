@@ -1,13 +1,9 @@
 /* Binding the runtime's calls by name: the library that is loaded already, and clear words where there is none that serves. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
 #include <dlfcn.h>
 
+#include "../test.h"
 #include "fake_runtime.h"
 #include "gpu/runtime.h"
 
@@ -21,8 +17,7 @@ static void assert_refused(const char *maker, const char *library, int ordinal, 
 }
 
 /* Its name is that of a real runtime, which may be installed: what the process has loaded goes first. */
-static void test_loaded_goes_first(void **state) {
-    (void)state;
+TEST(test_loaded_goes_first) {
     fake_reset(1, 2, FAKE_EAGER, 1);
     fake_set_version(12090);
     tagc_device *device;
@@ -34,8 +29,7 @@ static void test_loaded_goes_first(void **state) {
     tagc_device_close(NULL);
 }
 
-static void test_refused(void **state) {
-    (void)state;
+TEST(test_refused) {
     fake_reset(1, 2, FAKE_EAGER, 1);
     assert_refused("hip", NULL, 0, TAGC_ERR_UNSUPPORTED, "maker is hip, must be cuda");
     assert_refused(NULL, NULL, 0, TAGC_ERR_UNSUPPORTED, "maker is NULL");
@@ -59,8 +53,7 @@ static void test_refused(void **state) {
 }
 
 /* The runtime may be newer than the driver, as minor versions of CUDA allow. */
-static void test_newer_than_the_driver(void **state) {
-    (void)state;
+TEST(test_newer_than_the_driver) {
     fake_reset(1, 1, FAKE_EAGER, 1);
     fake_set_version(13010);
     tagc_device *device;
@@ -70,8 +63,7 @@ static void test_newer_than_the_driver(void **state) {
 }
 
 /* A runtime that cannot be asked for a version, as before 12.5: by name in libcuda, once that is loaded. */
-static void test_by_name(void **state) {
-    (void)state;
+TEST(test_by_name) {
     char where[TAGC_WHERE_TEXT_BYTES];
     tagc_runtime runtime;
     void *stream, *memory, *there;
@@ -100,8 +92,7 @@ static void test_by_name(void **state) {
 }
 
 /* The same binding on NVIDIA's own library, where there is one: every name is there, and without a GPU it says so. */
-static void test_real(void **state) {
-    (void)state;
+TEST(test_real) {
     static const char *const places[] = {"/usr/local/cuda/lib64/libcudart.so",
                                          "/usr/local/cuda-13.0/lib/libcudart.so.13",
                                          "/usr/lib/x86_64-linux-gnu/libcudart.so"};
@@ -124,15 +115,4 @@ static void test_real(void **state) {
     if (code) print_message("%s\n", runtime.GetErrorString(code));
     assert_true(code != 0 || n > 0);
     tagc_runtime_unbind(&runtime);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_loaded_goes_first),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_newer_than_the_driver),
-        cmocka_unit_test(test_by_name),
-        cmocka_unit_test(test_real),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

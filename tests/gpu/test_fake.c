@@ -1,12 +1,7 @@
 /* The fake runtime itself: streams in order, events, and each mistake that it must find. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "../test.h"
 #include "fake_runtime.h"
 #include "gpu/runtime.h"
 
@@ -35,8 +30,7 @@ static void note(void *arg) {
 }
 
 /* Kernels of two streams: in order within each, in any order between them, unless an event says otherwise. */
-static void test_order(void **state) {
-    (void)state;
+TEST(test_order) {
     int n_swapped = 0;
     for (uint64_t seed = 1; seed <= 16; seed++)
         for (int with_event = 0; with_event < 2; with_event++) {
@@ -83,8 +77,7 @@ static void write_ones(void *arg) {
     memset(fake_view(arg), 1, sizeof seen);
 }
 
-static void test_copies(void **state) {
-    (void)state;
+TEST(test_copies) {
     begin(3, FAKE_EAGER);
     void *stream, *pinned;
     char *array = fake_alloc(64);
@@ -110,8 +103,7 @@ static void test_copies(void **state) {
 }
 
 /* What the host must not do. */
-static void test_host(void **state) {
-    (void)state;
+TEST(test_host) {
     volatile char *memory;
     void *pinned, *stream;
 
@@ -167,8 +159,7 @@ static void touch(void *arg) {
 
 /* A copy takes time. Who touches its memory meanwhile is found, where the order comes out so; here it is a kernel, which
  * leaves the order to the seed alone. */
-static void test_copy_under_way(void **state) {
-    (void)state;
+TEST(test_copy_under_way) {
     int n_found = 0;
     for (uint64_t seed = 1; seed <= 16; seed++) {
         begin(seed, FAKE_LATE);
@@ -192,8 +183,7 @@ static void call_back(void *arg) {
     tagc_runtime_answer(&runtime, runtime.StreamQuery(arg), &done);
 }
 
-static void test_host_function(void **state) {
-    (void)state;
+TEST(test_host_function) {
     begin(1, FAKE_EAGER);
     void *stream;
     fake_stream(&stream);
@@ -202,8 +192,7 @@ static void test_host_function(void **state) {
     end("a call of the runtime from a host function");
 }
 
-static void test_broken(void **state) {
-    (void)state;
+TEST(test_broken) {
     begin(1, FAKE_LATE);
     void *stream;
     int done;
@@ -221,12 +210,7 @@ static void test_broken(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_order),         cmocka_unit_test(test_copies),
-        cmocka_unit_test(test_host),          cmocka_unit_test(test_copy_under_way),
-        cmocka_unit_test(test_host_function), cmocka_unit_test(test_broken),
-    };
-    int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int n_failed = test_run(NULL, NULL);
     fake_reset(1, 1, FAKE_LATE, 1);
     return n_failed;
 }

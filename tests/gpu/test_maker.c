@@ -1,17 +1,11 @@
 /* The library of kernels is found, and what is missing is said. */
+#include "../test.h"
 #include "gpu/maker.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <stdlib.h>
 #include <string.h>
 
-static void test_missing(void **state) {
-    (void)state;
+TEST(test_missing) {
     const tagc_maker *maker;
     setenv("TAGC_CUDA_LIBRARY", "/nowhere/libtagc-cuda.so", 1);
     assert_int_equal(tagc_maker_load(&maker), TAGC_ERR_UNSUPPORTED);
@@ -23,8 +17,7 @@ static void test_missing(void **state) {
 }
 
 /* The library of kernels if there is nvcc, else the tests' own, whose kernels run on the processor. Neither call needs a GPU. */
-static void test_cuda(void **state) {
-    (void)state;
+TEST(test_cuda) {
     const tagc_maker *maker;
     const char *library = getenv("TAGC_TEST_CUDA_LIBRARY");
     if (!library || !*library) skip();
@@ -40,12 +33,4 @@ static void test_cuda(void **state) {
     row.options.k = 10;
     assert_true(maker->batches->work_bytes(TAGC_BATCH_ENCODE, &row, 1, 1) > 0);
     unsetenv("TAGC_CUDA_LIBRARY");
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_missing),
-        cmocka_unit_test(test_cuda),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,16 +1,10 @@
-/* Flags, and the fake runtime's bad manners; and what two protocols make of them: host functions that sleep, which tagc had, hang under
- * each, and flags in pinned memory under none. */
+/* Flags, and the fake runtime's bad manners. What the product makes of them is in cuda/test_cuda_model.c and in tests of Python. */
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
-
+#include "../test.h"
 #include "fake_runtime.h"
 #include "gpu/runtime.h"
 
@@ -83,8 +77,7 @@ static void note_both(void *arg) {
 }
 
 /* A flag is seen late: work of its stream may come before it, and another stream's flag. */
-static void test_late(void **state) {
-    (void)state;
+TEST(test_late) {
     int n_late = 0;
     memset(n_only, 0, sizeof n_only);
     for (uint64_t seed = 1; seed <= 100; seed++) {
@@ -120,8 +113,7 @@ static void write_ones(void *arg) {
 }
 
 /* Who sees a flag sees the copies before it. */
-static void test_copy_first(void **state) {
-    (void)state;
+TEST(test_copy_first) {
     for (uint64_t seed = 1; seed <= 12; seed++) {
         begin(seed, FAKE_EAGER, seed % 2 ? "" : "all");
         uint64_t at;
@@ -159,8 +151,7 @@ static int ran_of(void *stream, uint64_t at, uint32_t *flag, uint32_t now, uint3
     return ran;
 }
 
-static void test_waited_for(void **state) {
-    (void)state;
+TEST(test_waited_for) {
     for (uint64_t seed = 1; seed <= 4; seed++) {
         begin(seed, seed % 2 ? FAKE_LATE : FAKE_EAGER, seed > 2 ? "late-flags" : "");
         uint64_t at;
@@ -178,8 +169,7 @@ static void test_waited_for(void **state) {
     }
 }
 
-static void test_flag_mistakes(void **state) {
-    (void)state;
+TEST(test_flag_mistakes) {
     uint64_t at;
     void *stream, *unmapped, *seen;
     uint32_t *flag;
@@ -221,8 +211,7 @@ static void test_flag_mistakes(void **state) {
 
 /* ---- manners ---- */
 
-static void test_contexts(void **state) {
-    (void)state;
+TEST(test_contexts) {
     void *stream;
     int ordinal;
     begin(1, FAKE_LATE, "");
@@ -282,8 +271,7 @@ static void block(blocked *out, void *(*call)(void *), int n_ahead) {
 }
 
 /* It waits until the flag comes, and keeps others out: who calls meanwhile gives up, and the report says why. */
-static void test_kept_out(void **state) {
-    (void)state;
+TEST(test_kept_out) {
     static const struct {
         const char *manners, *waits;
         void *(*call)(void *);
@@ -319,8 +307,7 @@ static void test_kept_out(void **state) {
 }
 
 /* With one connection, work behind a wait waits, too, although its stream has nothing to wait for. */
-static void test_connections(void **state) {
-    (void)state;
+TEST(test_connections) {
     for (int n = 1; n <= 2; n++) {
         begin(1, FAKE_LATE, n == 1 ? "connections=1" : "connections=2");
         uint64_t at;
@@ -341,219 +328,8 @@ static void test_connections(void **state) {
     }
 }
 
-/* ---- two protocols ---- */
-
-enum { N_EXCHANGES = 2, MANY = 40, HOLD_MS = 100 };
-
-/* What else happens between two hooks, or in the thread that exchanges. */
-typedef enum danger {
-    NONE,
-    HOOK_FREES,
-    HOOK_LAUNCHES_NEW,
-    HOOK_LAUNCHES_MANY,
-    THREAD_ALLOCATES,
-    THREAD_LAUNCHES
-} danger;
-
-typedef struct rank {
-    int is_old;
-    danger danger;
-    void *caller, *out, *back, *own; /* streams; the last one of the thread */
-    void *came, *copied, *done;      /* events */
-    float *array, *spare;            /* of the device */
-    float *in[N_EXCHANGES], *result[N_EXCHANGES];
-    uint32_t *flags; /* in, out */
-    uint64_t at;
-    pthread_mutex_t interpreter, lock;
-    pthread_cond_t changed;
-    int n_hooks, n_came, n_exchanged;
-    float seen[N_EXCHANGES];
-} rank;
-static rank *here;
-
-static void write_array(void *arg) {
-    *(float *)fake_view(here->array) = 1.0f + (float)(intptr_t)arg;
-}
-
-static void note_array(void *arg) {
-    here->seen[(intptr_t)arg] = *(float *)fake_view(here->array);
-}
-
-static void anything(void *arg) {
-    (void)arg;
-}
-
-static void kernel_of_thread(void *arg) {
-    (void)arg;
-}
-
-static void input_came(void *arg) {
-    pthread_mutex_lock(&here->lock);
-    here->n_came = (int)(intptr_t)arg;
-    pthread_cond_broadcast(&here->changed);
-    pthread_mutex_unlock(&here->lock);
-}
-
-static void sleep_until_exchanged(void *arg) {
-    pthread_mutex_lock(&here->lock);
-    while (here->n_exchanged < (int)(intptr_t)arg) pthread_cond_wait(&here->changed, &here->lock);
-    pthread_mutex_unlock(&here->lock);
-}
-
-/* The old thread runs the exchange in Python. */
-static void *exchange_main(void *arg) {
-    rank *one = arg;
-    for (int k = 1;; k++) {
-        pthread_mutex_lock(&one->lock);
-        while (k <= one->n_hooks && one->is_old && one->n_came < k)
-            pthread_cond_wait(&one->changed, &one->lock);
-        int is_over = k > one->n_hooks;
-        pthread_mutex_unlock(&one->lock);
-        if (is_over) return NULL;
-        while (!one->is_old && look(&one->flags[0]) < (uint32_t)k) pause_us(50);
-        if (one->is_old) pthread_mutex_lock(&one->interpreter);
-        void *memory;
-        if (one->danger == THREAD_ALLOCATES && !runtime.HostAlloc(&memory, 64, 0)) runtime.FreeHost(memory);
-        if (one->danger == THREAD_LAUNCHES && !fake_launch(one->own, kernel_of_thread, NULL))
-            runtime.StreamSynchronize(one->own);
-        one->result[k - 1][0] = 2 * one->in[k - 1][0];
-        if (one->is_old) pthread_mutex_unlock(&one->interpreter);
-        pthread_mutex_lock(&one->lock);
-        one->n_exchanged = k;
-        set(&one->flags[1], (uint32_t)k);
-        pthread_cond_broadcast(&one->changed);
-        pthread_mutex_unlock(&one->lock);
-    }
-}
-
-static void enqueue(rank *one, int k) {
-    void *number = (void *)(intptr_t)k;
-    fake_launch(one->caller, write_array, number);
-    runtime.EventRecord(one->came, one->caller);
-    runtime.StreamWaitEvent(one->out, one->came, 0);
-    runtime.MemcpyAsync(one->in[k - 1], one->array, 4, TAGC_COPY_TO_HOST, one->out);
-    if (one->is_old)
-        cudaLaunchHostFunc(one->out, input_came, number);
-    else
-        write_flag(one->out, one->at, (uint32_t)k, 0);
-    runtime.EventRecord(one->copied, one->out);
-    runtime.StreamWaitEvent(one->back, one->copied, 0);
-    if (one->is_old)
-        cudaLaunchHostFunc(one->back, sleep_until_exchanged, number);
-    else
-        wait_for_flag(one->back, one->at + 4, (uint32_t)k, AT_LEAST);
-    runtime.MemcpyAsync(one->array, one->result[k - 1], 4, TAGC_COPY_TO_DEVICE, one->back);
-    runtime.EventRecord(one->done, one->back);
-    runtime.StreamWaitEvent(one->caller, one->done, 0);
-    fake_launch(one->caller, note_array, (void *)(intptr_t)(k - 1));
-}
-
-static void make_rank(rank *one) {
-    void **streams[] = {&one->caller, &one->out, &one->back, &one->own};
-    void **events[] = {&one->came, &one->copied, &one->done};
-    for (int i = 0; i < 4; i++) assert_int_equal(fake_stream(streams[i]), 0);
-    for (int i = 0; i < 3; i++) runtime.EventCreateWithFlags(events[i], TAGC_EVENT_WITHOUT_TIMING);
-    one->flags = flags_of(2, &one->at);
-    one->array = fake_alloc(4);
-    one->spare = fake_alloc(4);
-    for (int k = 0; k < N_EXCHANGES; k++) {
-        runtime.HostAlloc((void **)&one->in[k], 4, 0);
-        runtime.HostAlloc((void **)&one->result[k], 4, 0);
-    }
-    fake_launch(one->caller, write_array, NULL); /* loads it */
-    fake_launch(one->caller, note_array, NULL);
-    assert_int_equal(runtime.StreamSynchronize(one->caller), 0);
-    pthread_mutex_init(&one->interpreter, NULL);
-    pthread_mutex_init(&one->lock, NULL);
-    pthread_cond_init(&one->changed, NULL);
-}
-
-static void be_dangerous(const rank *one, int k) {
-    if (one->danger == HOOK_FREES && k == 1) fake_free(one->spare);
-    if (one->danger == HOOK_LAUNCHES_NEW && k == 1) fake_launch(one->caller, anything, NULL);
-    for (int i = 0; i < MANY && one->danger == HOOK_LAUNCHES_MANY && !fake_n_mistakes(); i++)
-        fake_launch(one->caller, note_array, (void *)(intptr_t)(k - 1));
-}
-
-/* Runs hooks that hold the interpreter's lock, until a call gives up. Returns results that are wrong or missing. */
-static int n_wrong(int is_old, danger what, const char *manners, uint64_t seed, int limit_ms) {
-    begin(seed, FAKE_EAGER, manners);
-    rank one = {.is_old = is_old, .danger = what, .n_hooks = N_EXCHANGES};
-    here = &one;
-    make_rank(&one);
-    fake_limit(limit_ms);
-    pthread_t thread;
-    pthread_mutex_lock(&one.interpreter);
-    assert_int_equal(pthread_create(&thread, NULL, exchange_main, &one), 0);
-    for (int k = 1; k <= one.n_hooks; k++) {
-        enqueue(&one, k);
-        be_dangerous(&one, k);
-        pthread_mutex_lock(&one.lock);
-        if (fake_n_mistakes() && what < THREAD_ALLOCATES) one.n_hooks = k;
-        pthread_cond_broadcast(&one.changed);
-        pthread_mutex_unlock(&one.lock);
-    }
-    pthread_mutex_unlock(&one.interpreter);
-    pthread_join(thread, NULL);
-    fake_limit(60000);
-    runtime.StreamSynchronize(one.caller);
-    runtime.StreamSynchronize(one.own);
-    int n = 0;
-    for (int k = 0; k < N_EXCHANGES; k++) n += one.seen[k] != 2 * (2.0f + (float)k);
-    return n;
-}
-
-static void test_old(void **state) {
-    (void)state;
-    static const struct {
-        danger danger;
-        const char *manners, *call, *holder; /* of the report */
-    } hangs[] = {
-        {HOOK_FREES, "blocking-alloc", "cudaFree waits until the device is idle", "in a host function"},
-        {HOOK_LAUNCHES_NEW, "lazy-loading", "cudaLaunchKernel waits until the device is idle",
-         "in a host function"},
-        {HOOK_LAUNCHES_MANY, "depth=8", "waits for room in a full launch queue", "in a host function"},
-        {THREAD_ALLOCATES, "blocking-alloc", "cudaHostAlloc waits until the device is idle",
-         "in a host function"},
-        {THREAD_LAUNCHES, "lazy-loading", "cudaLaunchKernel waits until the device is idle",
-         "in a host function"},
-        {THREAD_LAUNCHES, "connections=1",
-         "cudaStreamSynchronize waits until a stream has nothing left to do", "behind stream"},
-    };
-    for (size_t i = 0; i < sizeof hangs / sizeof *hangs; i++) {
-        assert_int_equal(n_wrong(1, hangs[i].danger, "", i + 1, 60000), 0); /* with good manners it works */
-        end(NULL);
-        n_wrong(1, hangs[i].danger, hangs[i].manners, i + 1, HOLD_MS);
-        assert_true(fake_n_mistakes() > 0); /* else it works, too */
-        if (!strstr(fake_report(), hangs[i].call) || !strstr(fake_report(), hangs[i].holder))
-            print_error("must name \"%s\" and \"%s\":\n%s", hangs[i].call, hangs[i].holder, fake_report());
-        assert_non_null(strstr(fake_report(), hangs[i].call));
-        assert_non_null(strstr(fake_report(), hangs[i].holder));
-        tagc_runtime_unbind(&runtime);
-    }
-}
-
-static void test_new(void **state) {
-    (void)state;
-    static const char *const manners[] = {"",           "blocking-alloc", "lazy-loading",  "depth=8",
-                                          "late-flags", "connections=1",  "connections=2", "all"};
-    static const danger dangers[] = {NONE, HOOK_FREES, HOOK_LAUNCHES_NEW, HOOK_LAUNCHES_MANY};
-    for (size_t m = 0; m < sizeof manners / sizeof *manners; m++)
-        for (size_t d = 0; d < sizeof dangers / sizeof *dangers; d++) {
-            assert_int_equal(n_wrong(0, dangers[d], manners[m], m * 8 + d + 1, 60000), 0);
-            end(NULL);
-        }
-}
-
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_late),        cmocka_unit_test(test_copy_first),
-        cmocka_unit_test(test_waited_for),  cmocka_unit_test(test_flag_mistakes),
-        cmocka_unit_test(test_contexts),    cmocka_unit_test(test_kept_out),
-        cmocka_unit_test(test_connections), cmocka_unit_test(test_old),
-        cmocka_unit_test(test_new),
-    };
-    int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int n_failed = test_run(NULL, NULL);
     fake_reset(1, 1, FAKE_LATE, 1);
     return n_failed;
 }

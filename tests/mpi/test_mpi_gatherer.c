@@ -1,14 +1,11 @@
 /* Gathers over MPI, several at once: deltas that follow their masters, the same bits on all ranks, compared by checksum. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 
-#include <cmocka.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../lengths.h"
+#include "../test.h"
 #include "codec/delta.h"
 #include "exchange/options.h"
 #include "tagc/mpi.h"
@@ -90,8 +87,7 @@ static void gather_all(int wire, int bits) {
     for (int w = 0; w < N_UNITS; w++) close_unit(&units[w]);
 }
 
-static void test_deltas(void **state) {
-    (void)state;
+TEST(test_deltas) {
     gather_all(TAGC_GATHER_DELTA8, 8);
     gather_all(TAGC_GATHER_DELTA4, 4);
     gather_all(TAGC_GATHER_DELTA2, 2);
@@ -106,11 +102,8 @@ int main(int argc, char **argv) {
     }
     rank = tagc_comm_rank(comm);
     world_size = tagc_comm_world_size(comm);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_deltas),
-    };
     if (rank != 0) cmocka_set_message_output(CM_OUTPUT_TAP);
-    int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int n_failed = test_run(NULL, NULL);
     if (n_failed) MPI_Abort(MPI_COMM_WORLD, 1); /* the others may wait for this rank */
     tagc_comm_destroy(comm);
     MPI_Finalize();

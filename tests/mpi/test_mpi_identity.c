@@ -1,17 +1,12 @@
 /* Ranks that begin units in different orders over MPI (tests/exchange/orders.h). */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include "../exchange/orders.h"
+#include "../test.h"
 #include "tagc/mpi.h"
 
 static tagc_comm *comm;
 
-static void test_orders(void **state) {
-    (void)state;
+TEST(test_orders) {
     int world_size = tagc_comm_world_size(comm);
     for (int odd = 0; odd < world_size && world_size > 1; odd += 3) {
         order_check c = {.comm = comm, .odd = odd};
@@ -25,8 +20,7 @@ int main(int argc, char **argv) {
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &threads);
     if (threads < MPI_THREAD_MULTIPLE || tagc_comm_create_mpi(MPI_COMM_WORLD, NULL, &comm) != TAGC_OK)
         return 1;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_orders)};
-    int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int n_failed = test_run(NULL, NULL);
     if (n_failed) MPI_Abort(MPI_COMM_WORLD, 1); /* the others may wait */
     tagc_comm_destroy(comm);
     MPI_Finalize();

@@ -1,18 +1,14 @@
 /* Reducers and gatherers over MPI: the same bits as the brute-force step and as a plain sum. Every rank runs
  * every test and can compute what all others have. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "../exchange/direct_oracle.h"
 #include "../exchange/oracle.h"
 #include "../exchange/paper.h"
 #include "../lengths.h"
 #include "../residual.h"
+#include "../test.h"
 #include "tagc/mpi.h"
 
 static tagc_comm *comm;
@@ -52,8 +48,7 @@ static void compare(const tagc_reducer_options *options, int fill, int is_fixed)
     free(output);
 }
 
-static void test_exchanges(void **state) {
-    (void)state;
+TEST(test_exchanges) {
     for (int variant = 0; variant < 8; variant++) {
         tagc_reducer_options options;
         tagc_reducer_options_init(&options);
@@ -101,8 +96,7 @@ static void compare_direct(const tagc_reducer_options *options) {
     free(output);
 }
 
-static void test_direct(void **state) {
-    (void)state;
+TEST(test_direct) {
     for (int variant = 0; variant < 12; variant++) {
         tagc_reducer_options options;
         tagc_reducer_options_init(&options);
@@ -115,8 +109,7 @@ static void test_direct(void **state) {
     }
 }
 
-static void test_dense_chunks(void **state) {
-    (void)state;
+TEST(test_dense_chunks) {
     tagc_reducer_options options;
     tagc_reducer_options_init(&options);
     options.n_elems = (262144 * 4 / (uint64_t)world_size + 5) * (uint64_t)world_size;
@@ -126,8 +119,7 @@ static void test_dense_chunks(void **state) {
 }
 
 /* Without a residual: multiples of a block's step arrive as they are. Others vary from step to step, and their mean is right. */
-static void test_once(void **state) {
-    (void)state;
+TEST(test_once) {
     enum { SHARD = 96, STEPS = 40 };
     size_t n = SHARD * (size_t)world_size;
     float gradient[SHARD * 64], output[SHARD * 64];
@@ -161,8 +153,7 @@ static void test_once(void **state) {
     tagc_reducer_destroy(reducer);
 }
 
-static void test_mismatch(void **state) {
-    (void)state;
+TEST(test_mismatch) {
     tagc_reducer_options options;
     tagc_reducer_options_init(&options);
     options.exchange = TAGC_EXCHANGE_PACKED;
@@ -176,8 +167,7 @@ static void test_mismatch(void **state) {
 }
 
 /* Gathers under way beside reducers, ended in the other order. */
-static void test_overlap(void **state) {
-    (void)state;
+TEST(test_overlap) {
     size_t shard = 50000, n = shard * (size_t)world_size;
     tagc_reducer_options reduce;
     tagc_reducer_options_init(&reduce);
@@ -218,12 +208,8 @@ int main(int argc, char **argv) {
     }
     rank = tagc_comm_rank(comm);
     world_size = tagc_comm_world_size(comm);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_exchanges), cmocka_unit_test(test_direct),  cmocka_unit_test(test_dense_chunks),
-        cmocka_unit_test(test_mismatch),  cmocka_unit_test(test_overlap), cmocka_unit_test(test_once),
-    };
     if (rank != 0) cmocka_set_message_output(CM_OUTPUT_TAP);
-    int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int n_failed = test_run(NULL, NULL);
     if (n_failed) MPI_Abort(MPI_COMM_WORLD, 1); /* the others may wait for this rank */
     tagc_comm_destroy(comm);
     MPI_Finalize();

@@ -1,23 +1,18 @@
 /* The MPI transport under mpiexec, against the same oracle as the local one. Every rank runs every test; rank
  * 0 alone prints, the exit code of all counts. */
+#include "../test.h"
 #include "../transport/pattern.h"
 
 #include "transport/mpi_internal.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static int has(const char *part) {
     return strstr(tagc_last_error(), part) != NULL;
 }
 
-static void test_storm(void **state) {
-    (void)state;
+TEST(test_storm) {
     tagc_comm *comm;
     assert_int_equal(tagc_comm_create_mpi(MPI_COMM_WORLD, NULL, &comm), TAGC_OK);
     for (uint64_t i = 0; i < 3; i++) assert_int_equal(pattern_storm(comm, i, 5, 300000), 0);
@@ -27,8 +22,7 @@ static void test_storm(void **state) {
 
 /* Pieces of 1, 7 and 1000 bytes: many per message, odd tails, and messages just below, at and above one
  * piece. */
-static void test_split(void **state) {
-    (void)state;
+TEST(test_split) {
     static const uint64_t splits[] = {1, 7, 1000}, longest[] = {300, 2000, 200000};
     for (int i = 0; i < 3; i++) {
         tagc_comm *comm;
@@ -49,8 +43,7 @@ static void test_split(void **state) {
     }
 }
 
-static void test_gather(void **state) {
-    (void)state;
+TEST(test_gather) {
     tagc_comm *comm;
     uint64_t all[64], sent[TAGC_N_LEGS], received[TAGC_N_LEGS];
     assert_int_equal(tagc_comm_create_mpi(MPI_COMM_WORLD, NULL, &comm), TAGC_OK);
@@ -71,8 +64,7 @@ static void test_gather(void **state) {
 
 /* Two comms at once keep their messages apart (their calls do not overlap: the level is
  * MPI_THREAD_SERIALIZED). */
-static void test_two_comms(void **state) {
-    (void)state;
+TEST(test_two_comms) {
     tagc_comm *a, *b;
     assert_int_equal(tagc_comm_create_mpi(MPI_COMM_WORLD, NULL, &a), TAGC_OK);
     assert_int_equal(tagc_comm_create_mpi(MPI_COMM_SELF, NULL, &b), TAGC_OK);
@@ -85,8 +77,7 @@ static void test_two_comms(void **state) {
 
 /* From rank 0 to its neighbour: too little, then too much. The receiver tells all others, in their next transfer; no rank uses that
  * comm again. */
-static void test_sizes(void **state) {
-    (void)state;
+TEST(test_sizes) {
     for (int longer = 0; longer < 2; longer++) {
         tagc_comm *comm;
         assert_int_equal(tagc_comm_create_mpi(MPI_COMM_WORLD, NULL, &comm), TAGC_OK);
@@ -119,9 +110,44 @@ static void test_sizes(void **state) {
     }
 }
 
+TEST(test_arguments) {
+    tagc_comm *comm = (tagc_comm *)&comm;
+    assert_int_equal(tagc_comm_create_mpi(MPI_COMM_NULL, NULL, &comm), TAGC_ERR_ARGUMENT);
+    assert_true(has("mpi_comm is MPI_COMM_NULL"));
+    assert_null(comm);
+    assert_int_equal(tagc_comm_create_mpi(MPI_COMM_WORLD, NULL, NULL), TAGC_ERR_ARGUMENT);
+    assert_int_equal(tagc_comm_create_mpi_split(MPI_COMM_WORLD, NULL, 0, &comm), TAGC_ERR_ARGUMENT);
+    assert_true(has("split_bytes"));
+    tagc_comm_options options;
+    tagc_comm_options_init(&options);
+    options.timeout_s = 0;
+    assert_int_equal(tagc_comm_create_mpi(MPI_COMM_WORLD, &options, &comm), TAGC_ERR_ARGUMENT);
+    assert_true(has("options.timeout_s is 0"));
+    assert_null(comm);
+}
+
+/* What only the last rank gets wrong: no other is left with a comm of which that rank is missing. */
+TEST(test_one_rank_fails) {
+    enum { MOST_RANKS = 64 };
+    int rank, W;
+    int32_t names[MOST_RANKS];
+    char part[96];
+    tagc_comm_options options;
+    tagc_comm *comm;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &W);
+    for (int r = 0; r < MOST_RANKS; r++) names[r] = 10 + r;
+    tagc_comm_options_init(&options);
+    options.names = names;
+    if (rank == W - 1) options.timeout_s = -1;
+    snprintf(part, sizeof part, "rank %d failed to create its comm: invalid argument", 10 + W - 1);
+    assert_int_equal(tagc_comm_create_mpi(MPI_COMM_WORLD, &options, &comm), TAGC_ERR_ARGUMENT);
+    assert_null(comm);
+    assert_true(has(rank == W - 1 ? "options.timeout_s is -1" : part));
+}
+
 /* The last rank never answers. Meanwhile it makes no MPI call, and the others must not hang. */
-static void test_timeout(void **state) {
-    (void)state;
+TEST(test_timeout) {
     tagc_comm_options options;
     tagc_comm_options_init(&options);
     options.timeout_s = 0.3;
@@ -144,44 +170,6 @@ static void test_timeout(void **state) {
     }
 }
 
-static void test_arguments(void **state) {
-    (void)state;
-    tagc_comm *comm = (tagc_comm *)&comm;
-    assert_int_equal(tagc_comm_create_mpi(MPI_COMM_NULL, NULL, &comm), TAGC_ERR_ARGUMENT);
-    assert_true(has("mpi_comm is MPI_COMM_NULL"));
-    assert_null(comm);
-    assert_int_equal(tagc_comm_create_mpi(MPI_COMM_WORLD, NULL, NULL), TAGC_ERR_ARGUMENT);
-    assert_int_equal(tagc_comm_create_mpi_split(MPI_COMM_WORLD, NULL, 0, &comm), TAGC_ERR_ARGUMENT);
-    assert_true(has("split_bytes"));
-    tagc_comm_options options;
-    tagc_comm_options_init(&options);
-    options.timeout_s = 0;
-    assert_int_equal(tagc_comm_create_mpi(MPI_COMM_WORLD, &options, &comm), TAGC_ERR_ARGUMENT);
-    assert_true(has("options.timeout_s is 0"));
-    assert_null(comm);
-}
-
-/* What only the last rank gets wrong: no other is left with a comm of which that rank is missing. */
-static void test_one_rank_fails(void **state) {
-    (void)state;
-    enum { MOST_RANKS = 64 };
-    int rank, W;
-    int32_t names[MOST_RANKS];
-    char part[96];
-    tagc_comm_options options;
-    tagc_comm *comm;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &W);
-    for (int r = 0; r < MOST_RANKS; r++) names[r] = 10 + r;
-    tagc_comm_options_init(&options);
-    options.names = names;
-    if (rank == W - 1) options.timeout_s = -1;
-    snprintf(part, sizeof part, "rank %d failed to create its comm: invalid argument", 10 + W - 1);
-    assert_int_equal(tagc_comm_create_mpi(MPI_COMM_WORLD, &options, &comm), TAGC_ERR_ARGUMENT);
-    assert_null(comm);
-    assert_true(has(rank == W - 1 ? "options.timeout_s is -1" : part));
-}
-
 int main(int argc, char **argv) {
     tagc_comm *early;
     if (tagc_comm_create_mpi(MPI_COMM_WORLD, NULL, &early) != TAGC_ERR_STATE || !has("MPI_Init_thread")) {
@@ -202,17 +190,7 @@ int main(int argc, char **argv) {
     MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     if (rank != 0 && !freopen("/dev/null", "w", stdout)) return 1;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_arguments),
-        cmocka_unit_test(test_one_rank_fails),
-        cmocka_unit_test(test_storm),
-        cmocka_unit_test(test_split),
-        cmocka_unit_test(test_gather),
-        cmocka_unit_test(test_two_comms),
-        cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_timeout), /* these two leave broken comms behind */
-    };
-    int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int n_failed = test_run(NULL, NULL);
     if (n_failed)
         MPI_Abort(MPI_COMM_WORLD, 1); /* the others may be waiting for a rank whose test ended early */
     MPI_Finalize();

@@ -1,16 +1,12 @@
 /* What the command reads of a checkpoint, and options given beside it. */
+#include "../test.h"
 #include "options/saved_options.h"
 #include "options/train_options.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define MODEL                                                                                                \
     "\"model\":{\"n_layer\":2,\"n_head\":2,\"n_embd\":32,\"block_size\":32,\"vocab_size\":256,\"tied\":1},"  \
@@ -39,8 +35,7 @@ static outcome resume(const char *options, int argc, char **argv) {
     return out;
 }
 
-static void what_is_given_is_compared_resolved(void **state) {
-    (void)state;
+TEST(what_is_given_is_compared_resolved) {
     static const char saved[] =
         "\"exchange\":\"direct\",\"sparsity\":\"0.95\",\"values\":\"int4\",\"beta1\":\"0.9\","
         "\"compressed-beta1\":\"0\",\"mild\":\"int4\",\"mild-sparsity\":\"0.8\"";
@@ -51,15 +46,13 @@ static void what_is_given_is_compared_resolved(void **state) {
         strstr(tagc_last_error(), "--mild is \"dense\", but the checkpoint was made with \"int4\""));
 }
 
-static void an_unknown_option_is_refused(void **state) {
-    (void)state;
+TEST(an_unknown_option_is_refused) {
     assert_int_equal(resume("\"lr\":\"0.5\"", 0, NULL).known, TAGC_OK);
     assert_int_equal(resume("\"lr\":\"0.5\",\"of-the-future\":\"5\"", 0, NULL).known, TAGC_ERR_UNSUPPORTED);
     assert_non_null(strstr(tagc_last_error(), "--of-the-future 5, which this build does not know"));
 }
 
-static void what_a_checkpoint_needs(void **state) {
-    (void)state;
+TEST(what_a_checkpoint_needs) {
     static const char *const members[] = {"model",     "world_size",    "position",  "n_tokens",
                                           "fork_step", "data_n_tokens", "data_hash", "tokenizer"};
     for (size_t i = 0; i < sizeof members / sizeof *members; i++) {
@@ -76,8 +69,7 @@ static void what_a_checkpoint_needs(void **state) {
 }
 
 /* What is no text would be taken for an option that is not there, and printed as one that is. */
-static void options_are_texts(void **state) {
-    (void)state;
+TEST(options_are_texts) {
     static const char *const bad[] = {"{\"lr\":1}", "{\"seed\":\"1\",\"out\":null}", "{\"two-level\":true}",
                                       "[]", "null"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -106,8 +98,7 @@ static tagc_status save(int argc, char **argv, tagc_saved *out) {
     return status;
 }
 
-static void texts_of_any_length_are_saved(void **state) {
-    (void)state;
+TEST(texts_of_any_length_are_saved) {
     enum { LENGTH = 9000 };
     static char patterns[LENGTH + 32] = "--compress-names=";
     size_t n = strlen(patterns);
@@ -127,8 +118,7 @@ static void texts_of_any_length_are_saved(void **state) {
 }
 
 /* Cut, it would be another one, and perhaps no text. */
-static void a_tokenizer_that_is_too_long_is_refused(void **state) {
-    (void)state;
+TEST(a_tokenizer_that_is_too_long_is_refused) {
     char text[1000];
     tagc_saved saved;
     for (int n = 63; n <= 64; n++) {
@@ -141,8 +131,7 @@ static void a_tokenizer_that_is_too_long_is_refused(void **state) {
     assert_non_null(strstr(tagc_last_error(), "\"tokenizer\" is longer than 63 bytes"));
 }
 
-static void what_is_not_utf8_is_refused(void **state) {
-    (void)state;
+TEST(what_is_not_utf8_is_refused) {
     char *bad[] = {"--data=caf\xe9"}, *good[] = {"--data=caf\xc3\xa9"}, *own[] = {"--out=caf\xe9"};
     tagc_saved saved;
     assert_int_equal(save(1, good, &saved), TAGC_OK);
@@ -172,8 +161,7 @@ static void *agree_rank(void *arg) {
     return status == TAGC_ERR_MISMATCH ? arg : NULL;
 }
 
-static void ranks_compare_whole_texts(void **state) {
-    (void)state;
+TEST(ranks_compare_whole_texts) {
     enum { LENGTH = 3000 };
     tagc_local_group *group;
     assert_int_equal(tagc_local_group_create(2, &group), TAGC_OK);
@@ -195,18 +183,4 @@ static void ranks_compare_whole_texts(void **state) {
         assert_non_null(differs);
     }
     tagc_local_group_destroy(group);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(texts_of_any_length_are_saved),
-        cmocka_unit_test(what_is_not_utf8_is_refused),
-        cmocka_unit_test(a_tokenizer_that_is_too_long_is_refused),
-        cmocka_unit_test(ranks_compare_whole_texts),
-        cmocka_unit_test(what_is_given_is_compared_resolved),
-        cmocka_unit_test(an_unknown_option_is_refused),
-        cmocka_unit_test(what_a_checkpoint_needs),
-        cmocka_unit_test(options_are_texts),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

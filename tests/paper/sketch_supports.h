@@ -5,17 +5,14 @@
 
 #define RANDOM_SEED 3
 #include "../codec/random.h"
+#include "../test.h"
 #include "paper/locate.h"
 #include "paper/peel.h"
 #include "paper/sketch.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* ---- supports ---- */
 

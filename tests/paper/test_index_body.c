@@ -1,19 +1,13 @@
 /* Bodies of indices as they are received: what is sound, and damage that must be refused. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "../test.h"
 #include "codec/bitmap.h"
 #include "paper/index_body.h"
 #include "paper/nibble.h"
 #include "tagc/paper.h"
 
-static void test_index_bodies(void **state) {
-    (void)state;
+TEST(test_index_bodies) {
     uint8_t body[64] = {0}, scratch[64];
     static const uint32_t indices[] = {0, 7, 63, 64, 99};
     for (int coding = TAGC_INDEX_OR; coding <= TAGC_INDEX_SUM1; coding++) {
@@ -38,9 +32,4 @@ static void test_index_bodies(void **state) {
         body[coding == TAGC_INDEX_SUM4 ? 50 : 12] |= 0x10; /* element 100 or 101 */
         assert_int_equal(tagc_index_check(coding, body, 100, 6, scratch), TAGC_ERR_CORRUPT);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_index_bodies)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,8 +3,7 @@
 #include "../codec/sets.h"
 #include "paper/nibble.h"
 
-static void nibbles_count_up_to_15_ranks(void **state) {
-    (void)state;
+TEST(nibbles_count_up_to_15_ranks) {
     for (int s = 0; s < N_SIZES; s++) {
         size_t n = sizes[s];
         uint8_t *sum = calloc(tagc_nibble_bytes(n) + 1, 1), *one = dirty_bytes(tagc_nibble_bytes(n));
@@ -30,18 +29,9 @@ static void nibbles_count_up_to_15_ranks(void **state) {
     }
 }
 
-static void every_count_becomes_its_bit(void **state) {
-    (void)state;
+TEST(every_count_becomes_its_bit) {
     uint8_t nibbles[128], bits[32];
     for (int i = 0; i < 128; i++) nibbles[i] = (uint8_t)(2 * i % 16 + (2 * i + 1) % 16 * 16);
     tagc_nibble_to_bitmap(nibbles, 256, bits);
     for (size_t i = 0; i < 256; i++) assert_int_equal(bit_of(bits, i), i % 16 != 0);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nibbles_count_up_to_15_ranks),
-        cmocka_unit_test(every_count_becomes_its_bit),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,16 +2,13 @@
 #define RANDOM_SEED 2
 #include "../bits.h"
 #include "../codec/random.h"
+#include "../test.h"
 #include "codec/elements.h"
 #include "codec/select.h"
 #include "paper/pack.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static float next_value(void) {
     return (float)(2 * random_uniform() - 1);
@@ -73,8 +70,7 @@ static void check_pack(const fixture *f, pack_fn *pack, int fill) {
 static const size_t sizes[] = {0, 1, 15, 16, 17, 31, 32, 33, 100, 1000, 4095, 4096, 4097, 20011};
 static const double shares[] = {0, 0.02, 0.5, 0.97, 1};
 
-static void packs_in_union_order(void **state) {
-    (void)state;
+TEST(packs_in_union_order) {
     const double densities[] = {0, 0.025, 0.3, 1};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
         for (int d = 0; d < 4; d++)
@@ -88,8 +84,7 @@ static void packs_in_union_order(void **state) {
 }
 
 /* Kept positions in runs and at the ends, where blocks of 16 take all or nothing. */
-static void packs_runs(void **state) {
-    (void)state;
+TEST(packs_runs) {
     for (int trial = 0; trial < 200; trial++) {
         fixture f = fixture_make(700, 1, 1);
         size_t n_sent = 0;
@@ -106,8 +101,7 @@ static void packs_runs(void **state) {
     }
 }
 
-static void unpacks_and_clears_the_rest(void **state) {
-    (void)state;
+TEST(unpacks_and_clears_the_rest) {
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
         for (int d = 0; d < 5; d++)
             for (int scaled = 0; scaled < 2; scaled++) {
@@ -126,8 +120,7 @@ static void unpacks_and_clears_the_rest(void **state) {
             }
 }
 
-static void adds_in_the_order_given(void **state) {
-    (void)state;
+TEST(adds_in_the_order_given) {
     for (size_t n = 0; n < 70; n++) {
         float into[70] = {0}, from[70] = {0}, expected[70];
         for (size_t i = 0; i < n; i++) {
@@ -140,14 +133,4 @@ static void adds_in_the_order_given(void **state) {
     float nothing = -0.0f, minus_zero = -0.0f; /* a rank that has nothing there changes nothing */
     tagc_sum_add(&nothing, &minus_zero, 1);
     assert_int_equal(bits_of(nothing), bits_of(-0.0f));
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(packs_in_union_order),
-        cmocka_unit_test(packs_runs),
-        cmocka_unit_test(unpacks_and_clears_the_rest),
-        cmocka_unit_test(adds_in_the_order_given),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,8 +17,7 @@ static size_t unpeeled(size_t n, size_t n_cells, uint64_t seed, const uint32_t *
 
 /* ---- shapes and hashes ---- */
 
-static void shapes_keep_their_promises(void **state) {
-    (void)state;
+TEST(shapes_keep_their_promises) {
     for (int trial = 0; trial < 20000; trial++) {
         size_t asked = (size_t)exp2(random_uniform() * 31.9);
         tagc_sketch s;
@@ -39,8 +38,7 @@ static void shapes_keep_their_promises(void **state) {
     assert_int_equal(s.n_rows, 4916);
 }
 
-static void all_processors_find_the_same_cells(void **state) {
-    (void)state;
+TEST(all_processors_find_the_same_cells) {
     for (int trial = 0; trial < 300; trial++) {
         tagc_sketch s;
         tagc_sketch_init(&s, UINT32_MAX, (size_t)exp2(5 + random_uniform() * 26.9), random_u64());
@@ -66,8 +64,7 @@ static void all_processors_find_the_same_cells(void **state) {
 }
 
 /* Ranks with different builds must find the same cells. The numbers are those of a program in Python. */
-static void cells_stay_where_they_are(void **state) {
-    (void)state;
+TEST(cells_stay_where_they_are) {
     static const struct {
         uint32_t index, cells[3], signs;
     } known[] = {
@@ -89,8 +86,7 @@ static void cells_stay_where_they_are(void **state) {
 }
 
 /* Items of one row never meet; the three signs are balanced and agree by chance only. */
-static void hashes_spread(void **state) {
-    (void)state;
+TEST(hashes_spread) {
     tagc_sketch s;
     tagc_sketch_init(&s, 1 << 30, 3 * 1024 * 4096, 5);
     assert_int_equal(s.width, 1024);
@@ -123,8 +119,7 @@ static void hashes_spread(void **state) {
 /* ---- peeling ---- */
 
 /* The published setting: a tenth as many cells as elements, unions of 2 and 4 ranks that keep 1.25 %. */
-static void gpt2_matrices_peel_at_ten_times(void **state) {
-    (void)state;
+TEST(gpt2_matrices_peel_at_ten_times) {
     enum { N = 2359296 };
     uint32_t *indices = malloc(N * sizeof *indices);
     for (size_t n = N; n >= N / 4; n /= 2)
@@ -138,8 +133,7 @@ static void gpt2_matrices_peel_at_ten_times(void **state) {
     free(indices);
 }
 
-static void embedding_peels_at_ten_times(void **state) {
-    (void)state;
+TEST(embedding_peels_at_ten_times) {
     size_t n = SLOW ? 4000037 : 38597376;
     uint32_t *indices = malloc(n / 4 * sizeof *indices);
     for (int kind = SCATTERED; kind <= ROWS; kind++) {
@@ -153,8 +147,7 @@ static void embedding_peels_at_ten_times(void **state) {
 }
 
 /* The same for the shards of the token embedding (50304 x 768) at W = 2 and 4. */
-static void embedding_shards_peel_at_ten_times(void **state) {
-    (void)state;
+TEST(embedding_shards_peel_at_ten_times) {
     size_t n = SLOW ? 4000037 : 38633472;
     uint32_t *indices = malloc(n / 40 * sizeof *indices);
     for (size_t world_size = 2; world_size <= 4; world_size += 2) {
@@ -170,8 +163,7 @@ static void embedding_shards_peel_at_ten_times(void **state) {
 
 /* Expected failures of all these seeds together: 0.02 at load 0.5, 0.1 at 0.75 (see sketch.c); one is let
  * pass. */
-static void structured_supports_peel_as_scattered_ones_do(void **state) {
-    (void)state;
+TEST(structured_supports_peel_as_scattered_ones_do) {
     enum { N = 2359296 };
     uint32_t *indices = malloc(N * sizeof *indices);
     for (int load = 2; load <= 3; load++) {
@@ -188,8 +180,7 @@ static void structured_supports_peel_as_scattered_ones_do(void **state) {
 
 /* In a small sketch two items share all their cells now and then, 4.5 load^2 * 3 / n_cells: another seed
  * helps. */
-static void small_odd_sizes_peel_with_another_seed(void **state) {
-    (void)state;
+TEST(small_odd_sizes_peel_with_another_seed) {
     const size_t sizes[] = {17, 333, 1001, 2007, 10007, 50021};
     for (int s = 0; s < 6; s++) {
         size_t n = sizes[s], n_failed = 0;
@@ -271,8 +262,7 @@ static void check_peeling(const tagc_peeling *peeling, const tagc_sketch *s, con
     free(cells), free(counts), free(stays), free(seen);
 }
 
-static void peelings_are_what_brute_force_finds(void **state) {
-    (void)state;
+TEST(peelings_are_what_brute_force_finds) {
     const size_t sizes[] = {0, 1, 16, 300, 5000, SLOW ? 20000 : 200000};
     const double loads[] = {0.1, 0.5, 0.75, 0.8, 0.85, 0.98, 3, 60};
     uint32_t *indices = malloc(200000 * sizeof *indices);
@@ -296,8 +286,7 @@ static void peelings_are_what_brute_force_finds(void **state) {
 }
 
 /* W = 8 independent supports at 98.75 % and n / 10 cells: load 0.957. */
-static void overload_leaves_the_core(void **state) {
-    (void)state;
+TEST(overload_leaves_the_core) {
     size_t n = SLOW ? 60000 : 400000;
     uint32_t *indices = malloc(n * sizeof *indices);
     size_t n_items = support_make(SCATTERED, n, 1 - pow(0.9875, 8), indices);
@@ -309,8 +298,7 @@ static void overload_leaves_the_core(void **state) {
 }
 
 /* Cells with more items than a byte can count: the peeling may give up, but what it says must hold. */
-static void crowded_cells_are_left_alone(void **state) {
-    (void)state;
+TEST(crowded_cells_are_left_alone) {
     enum { N = 40000 };
     uint32_t *indices = malloc(N * sizeof *indices);
     for (uint32_t i = 0; i < N; i++) indices[i] = i;
@@ -323,8 +311,7 @@ static void crowded_cells_are_left_alone(void **state) {
 
 /* 300 items of which all share one cell, and nearly none another: they all peel, but never by the shared cell
  * before the last one. A count that wrapped, or that came down from its limit, would say otherwise. */
-static void a_crowded_cell_frees_no_one(void **state) {
-    (void)state;
+TEST(a_crowded_cell_frees_no_one) {
     tagc_sketch s;
     tagc_sketch_init(&s, UINT32_MAX, 12288, 1);
     tagc_locator locator;
@@ -340,23 +327,4 @@ static void a_crowded_cell_frees_no_one(void **state) {
     assert_true(b.peeling.n_peeled > 290);
     check_peeling(&b.peeling, &b.sketch, indices, n_items);
     bench_free(&b);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shapes_keep_their_promises),
-        cmocka_unit_test(all_processors_find_the_same_cells),
-        cmocka_unit_test(cells_stay_where_they_are),
-        cmocka_unit_test(hashes_spread),
-        cmocka_unit_test(gpt2_matrices_peel_at_ten_times),
-        cmocka_unit_test(embedding_peels_at_ten_times),
-        cmocka_unit_test(embedding_shards_peel_at_ten_times),
-        cmocka_unit_test(structured_supports_peel_as_scattered_ones_do),
-        cmocka_unit_test(small_odd_sizes_peel_with_another_seed),
-        cmocka_unit_test(peelings_are_what_brute_force_finds),
-        cmocka_unit_test(overload_leaves_the_core),
-        cmocka_unit_test(crowded_cells_are_left_alone),
-        cmocka_unit_test(a_crowded_cell_frees_no_one),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -70,8 +70,7 @@ static trial make_trial(uint64_t n, int world_size, int n_seeds) {
 }
 
 static void assert_all_peeled(trial *t, int world_size) {
-    rank_run runs[MAX_RANKS];
-    run_ranks(world_size, run_seeds, t, NULL, runs);
+    run_ranks(world_size, run_seeds, t);
     for (int r = 0; r < world_size; r++) {
         if (t->n_unpeeled[r])
             fail_msg("n = %llu, W = %d: %llu unpeeled at load %.3f", (unsigned long long)t->options.n_elems,
@@ -80,8 +79,7 @@ static void assert_all_peeled(trial *t, int world_size) {
     }
 }
 
-static void test_small_shapes(void **state) {
-    (void)state;
+TEST(test_small_shapes) {
     static const uint64_t sizes[] = {5 * 1009, 12288};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
         for (int world_size = 2; world_size <= 4; world_size += 2) {
@@ -92,24 +90,21 @@ static void test_small_shapes(void **state) {
     assert_all_peeled(&t, 4);
 }
 
-static void test_large_shape(void **state) {
-    (void)state;
+TEST(test_large_shape) {
     for (int world_size = 2; world_size <= 4; world_size += 2) {
         trial t = make_trial(LARGE, world_size, N_LARGE_SEEDS);
         assert_all_peeled(&t, world_size);
     }
 }
 
-static void test_hot_columns(void **state) {
-    (void)state;
+TEST(test_hot_columns) {
     trial t = make_trial(LARGE / 4, 2, 2);
     t.hot_columns = 10;
     assert_all_peeled(&t, 2);
 }
 
 /* Sized from the union: load 0.75 whatever the union, also at low sparsity and for tiny shards. */
-static void test_auto_ratio(void **state) {
-    (void)state;
+TEST(test_auto_ratio) {
     static const double sparsities[] = {0.5, 0.8, 0.9, 0.95, 0.9875, 0.999};
     for (size_t s = 0; s < sizeof sparsities / sizeof sparsities[0]; s++)
         for (int shape = 0; shape < 3; shape++) {
@@ -117,8 +112,7 @@ static void test_auto_ratio(void **state) {
                                  shape == 2 ? MIDDLE_SEEDS / 2 : MIDDLE_SEEDS);
             t.paper.ratio = 0;
             t.options.sparsity = sparsities[s];
-            rank_run runs[MAX_RANKS];
-            run_ranks(2, run_seeds, &t, NULL, runs);
+            run_ranks(2, run_seeds, &t);
             double n_items = 0; /* of both shards */
             for (int r = 0; r < 2; r++) n_items += t.stats[r].load * (double)t.stats[r].n_cells;
             assert_true(fabs(n_items - (double)t.stats[0].n_union) < 0.5 && t.stats[0].n_union > 0);
@@ -138,11 +132,9 @@ static double bits_per_element(const trial *t, int world_size) {
 
 /* Bits per parameter and rank: 10x with a true OR is (2 + 3.2) (W - 1) / W; packed is (2 + 32 u) (W - 1) / W.
  */
-static void test_wire_bytes(void **state) {
-    (void)state;
+TEST(test_wire_bytes) {
     trial t = make_trial(LARGE, 2, 1);
-    rank_run runs[MAX_RANKS];
-    run_ranks(2, run_seeds, &t, NULL, runs);
+    run_ranks(2, run_seeds, &t);
     double expected = 5.2 * 0.5, measured = bits_per_element(&t, 2);
     print_message("sketch 10x: %.4f bits, expected %.4f\n", measured, expected);
     assert_true(fabs(measured / expected - 1) < 0.02);
@@ -150,25 +142,16 @@ static void test_wire_bytes(void **state) {
 
     trial nibbles = make_trial(LARGE, 2, 1);
     nibbles.paper.index = TAGC_INDEX_SUM4;
-    run_ranks(2, run_seeds, &nibbles, NULL, runs);
+    run_ranks(2, run_seeds, &nibbles);
     expected = (8 + 3.2) * 0.5, measured = bits_per_element(&nibbles, 2);
     print_message("sketch 10x, sum4: %.4f bits, expected %.4f\n", measured, expected);
     assert_true(fabs(measured / expected - 1) < 0.02);
 
     trial packed = make_trial(LARGE, 2, 1);
     packed.options.exchange = TAGC_EXCHANGE_PACKED;
-    run_ranks(2, run_seeds, &packed, NULL, runs);
+    run_ranks(2, run_seeds, &packed);
     double density = (double)packed.stats[0].n_union / (double)packed.options.n_elems;
     expected = (2 + 32 * density) * 0.5, measured = bits_per_element(&packed, 2);
     print_message("packed: %.4f bits, expected %.4f (union %.4f)\n", measured, expected, density);
     assert_true(fabs(measured / expected - 1) < 0.01);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_small_shapes), cmocka_unit_test(test_large_shape),
-        cmocka_unit_test(test_hot_columns),  cmocka_unit_test(test_auto_ratio),
-        cmocka_unit_test(test_wire_bytes),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,8 +16,7 @@ static float next_value(void) {
 
 /* ---- values ---- */
 
-static void fp32_values_come_back_to_rounding(void **state) {
-    (void)state;
+TEST(fp32_values_come_back_to_rounding) {
     enum { N = SLOW ? 300000 : 2359296 };
     const double loads[] = {0.25, 0.5, 0.75}, limits[] = {5e-8, 1e-7, 5e-7};
     uint32_t *indices = malloc(N * sizeof *indices);
@@ -94,8 +93,7 @@ static void world_free(world *w) {
     bench_free(&w->b);
 }
 
-static void fixed_point_is_exact(void **state) {
-    (void)state;
+TEST(fixed_point_is_exact) {
     for (int n_ranks = 1; n_ranks <= 8; n_ranks += n_ranks < 4 ? 1 : 4) {
         world w = world_make(SLOW ? 60000 : 400000, n_ranks, 0.0125, 0.75);
         assert_int_equal(w.b.peeling.n_peeled, w.n_union);
@@ -109,8 +107,7 @@ static void fixed_point_is_exact(void **state) {
     }
 }
 
-static void fixed_point_rounds_to_even(void **state) {
-    (void)state;
+TEST(fixed_point_rounds_to_even) {
     const float values[] = {0.5f, 1.5f, 2.5f, -0.5f, -1.5f, 1e-40f, -2.5000002f};
     const int32_t expected[] = {0, 2, 2, 0, -2, 0, -3};
     int32_t fixed[7];
@@ -118,8 +115,7 @@ static void fixed_point_rounds_to_even(void **state) {
     assert_memory_equal(fixed, expected, sizeof fixed);
 }
 
-static void scale_is_the_largest_that_fits(void **state) {
-    (void)state;
+TEST(scale_is_the_largest_that_fits) {
     assert_int_equal(tagc_sketch_scale_exponent(0, 4), 0);
     for (int trial = 0; trial < 100000; trial++) {
         float max_abs = ldexpf(0.5f + (float)random_uniform() / 2, (int)(random_u64() % 270) - 140);
@@ -180,18 +176,15 @@ static void check_wrong_index(int is_missing) {
     free(indices), free(wrong), free(values), free(found), free(fixed), free(found_fixed);
 }
 
-static void a_spurious_bit_peels_to_zero(void **state) {
-    (void)state;
+TEST(a_spurious_bit_peels_to_zero) {
     check_wrong_index(0);
 }
 
-static void a_missing_bit_is_seen(void **state) {
-    (void)state;
+TEST(a_missing_bit_is_seen) {
     check_wrong_index(1);
 }
 
-static void not_a_number_is_dirty(void **state) {
-    (void)state;
+TEST(not_a_number_is_dirty) {
     const uint32_t index = 5;
     bench b = bench_make(100, 96, 0, &index, 1);
     float *cells = calloc(b.sketch.n_cells, sizeof *cells);
@@ -208,8 +201,7 @@ static int by_value(const void *a, const void *b) {
 }
 
 /* W = 8 independent supports at 98.75 %, n / 10 cells: load 0.956, most of it cannot peel. */
-static void overload_is_estimated(void **state) {
-    (void)state;
+TEST(overload_is_estimated) {
     size_t n = SLOW ? 60000 : 400000;
     world w = world_make(n, 8, 0.0125, 0.956);
     assert_true(w.b.peeling.n_peeled < w.n_union / 2);
@@ -243,18 +235,4 @@ static void overload_is_estimated(void **state) {
     }
     free(found), free(found_float), free(cells);
     world_free(&w);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fp32_values_come_back_to_rounding),
-        cmocka_unit_test(fixed_point_is_exact),
-        cmocka_unit_test(fixed_point_rounds_to_even),
-        cmocka_unit_test(scale_is_the_largest_that_fits),
-        cmocka_unit_test(a_spurious_bit_peels_to_zero),
-        cmocka_unit_test(a_missing_bit_is_seen),
-        cmocka_unit_test(not_a_number_is_dirty),
-        cmocka_unit_test(overload_is_estimated),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

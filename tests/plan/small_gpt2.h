@@ -2,12 +2,6 @@
 #ifndef TAGC_TESTS_PLAN_SMALL_GPT2_H
 #define TAGC_TESTS_PLAN_SMALL_GPT2_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -15,6 +9,7 @@
 #include <string.h>
 
 #include "../check.h"
+#include "../test.h"
 #include "core/status.h"
 #include "fsdp/fsdp.h"
 #include "gpt2/gpt2.h"

@@ -1,12 +1,8 @@
 /* The clock against times worked out by hand. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
 #include <math.h>
 
+#include "../test.h"
 #include "plan/clock.h"
 
 static const tagc_sim_machine plain = {.remote_bytes_per_s = 100, .local_bytes_per_s = INFINITY};
@@ -16,8 +12,7 @@ static void assert_time(double seen, double expected) {
         fail_msg("%.12g s instead of %.12g", seen, expected);
 }
 
-static void work_takes_its_time(void **state) {
-    (void)state;
+TEST(work_takes_its_time) {
     tagc_clock clock;
     tagc_clock_init(&clock, &plain);
     tagc_clock_work(&clock, 2.5);
@@ -27,8 +22,7 @@ static void work_takes_its_time(void **state) {
     assert_time(clock.comm_s, 0);
 }
 
-static void a_transfer_takes_bytes_and_latency(void **state) {
-    (void)state;
+TEST(a_transfer_takes_bytes_and_latency) {
     tagc_sim_machine machine = plain;
     machine.latency_s = 0.5;
     tagc_sim_transfer t = {.remote_bytes = 1000};
@@ -49,8 +43,7 @@ static void a_transfer_takes_bytes_and_latency(void **state) {
 
 /* 1000 bytes across, 300 beside, then 500 beside: 10.5 s, 5 s with the half second of the first. Others go on meanwhile,
  * and who only waits for the last has not held it up. */
-static void a_transfer_follows_another(void **state) {
-    (void)state;
+TEST(a_transfer_follows_another) {
     tagc_sim_machine machine = plain;
     machine.latency_s = 0.5;
     machine.local_bytes_per_s = 100;
@@ -76,8 +69,7 @@ static void a_transfer_follows_another(void **state) {
 }
 
 /* 100 and 300 bytes: 50 a second each until 2 s, then 100 a second for the rest. */
-static void transfers_share_the_link(void **state) {
-    (void)state;
+TEST(transfers_share_the_link) {
     tagc_sim_transfer a = {.remote_bytes = 100}, b = {.remote_bytes = 300};
     tagc_clock clock;
     tagc_clock_init(&clock, &plain);
@@ -99,8 +91,7 @@ static void transfers_share_the_link(void **state) {
     assert_time(clock.now_s, 5);
 }
 
-static void local_and_remote_bytes_go_side_by_side(void **state) {
-    (void)state;
+TEST(local_and_remote_bytes_go_side_by_side) {
     tagc_sim_machine machine = plain;
     machine.local_bytes_per_s = 400;
     tagc_sim_transfer t = {.remote_bytes = 100, .local_bytes = 1200}, fast = {.local_bytes = 1200};
@@ -126,8 +117,7 @@ static void make_job(tagc_sim_job *job, tagc_sim_op ops[4], tagc_sim_transfer *t
 }
 
 /* While one waits the other works: 0 to 1 and 2 to 3 s the first, 1 to 2 and 3 to 4 s the second. */
-static void jobs_share_their_waits(void **state) {
-    (void)state;
+TEST(jobs_share_their_waits) {
     tagc_sim_op ops[2][4];
     tagc_sim_transfer t[2];
     tagc_sim_job jobs[2];
@@ -148,8 +138,7 @@ static void jobs_share_their_waits(void **state) {
 
 /* Two posts of a second each job, each of which takes 5 s to arrive. Whether the second job's first post may leave while the
  * first job waits depends on where that one posts behind its wait. Work that posts nothing may always go. */
-static void lanes_keep_the_order_of_jobs(void **state) {
-    (void)state;
+TEST(lanes_keep_the_order_of_jobs) {
     static const struct {
         int lane, lane_of_next;
         double expected_s; /* of the second job's end */
@@ -189,8 +178,7 @@ static void lanes_keep_the_order_of_jobs(void **state) {
     }
 }
 
-static void an_endless_link_takes_latency_alone(void **state) {
-    (void)state;
+TEST(an_endless_link_takes_latency_alone) {
     tagc_sim_machine machine = {
         .remote_bytes_per_s = INFINITY, .local_bytes_per_s = INFINITY, .latency_s = 0.125};
     tagc_sim_transfer a = {.remote_bytes = 1e9}, b = {.remote_bytes = 1e9};
@@ -201,18 +189,4 @@ static void an_endless_link_takes_latency_alone(void **state) {
     tagc_clock_wait(&clock, &a);
     tagc_clock_wait(&clock, &b);
     assert_time(clock.now_s, 0.125);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(work_takes_its_time),
-        cmocka_unit_test(a_transfer_takes_bytes_and_latency),
-        cmocka_unit_test(a_transfer_follows_another),
-        cmocka_unit_test(transfers_share_the_link),
-        cmocka_unit_test(local_and_remote_bytes_go_side_by_side),
-        cmocka_unit_test(jobs_share_their_waits),
-        cmocka_unit_test(lanes_keep_the_order_of_jobs),
-        cmocka_unit_test(an_endless_link_takes_latency_alone),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,9 @@
 /* Plans against what is published: what sharding saves and costs, and the volumes of the paper's configurations in
  * bits per parameter. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
 #include <math.h>
 
+#include "../test.h"
 #include "core/status.h"
 #include "plan/plan.h"
 
@@ -53,8 +49,7 @@ static double n_embeddings(const tagc_gpt2_config *c) {
 
 /* ZeRO, section 5 and 7: state of a rank falls to a part in W; layers 1 and 2 move what an all-reduce moves, layer 3
  * half as much again (a ring all-reduce moves every value twice; here, to its owner and back). */
-static void sharding_divides_state_and_costs_half_more(void **state) {
-    (void)state;
+TEST(sharding_divides_state_and_costs_half_more) {
     for (int world_size = 2; world_size <= 64; world_size *= 2) {
         tagc_setup setup = make(TAGC_SHARD_NONE, world_size);
         double n = (double)tagc_gpt2_n_params(&setup.model), emb = n_embeddings(&setup.model);
@@ -84,8 +79,7 @@ static double host_bytes(const counted *c) {
 }
 
 /* One host per rank: nothing to shard within, so hybrid is DDP; one host for all: it is ZeRO-3 and sends nothing. */
-static void hybrid_lies_between(void **state) {
-    (void)state;
+TEST(hybrid_lies_between) {
     tagc_setup setup = make(TAGC_SHARD_HYBRID, 8);
     counted apart = count(&setup);
     setup.engine.sharding = TAGC_SHARD_NONE;
@@ -114,8 +108,7 @@ static void hybrid_lies_between(void **state) {
 }
 
 /* Where nothing is gathered between hosts there is no delta. */
-static void deltas_need_a_gather_between_hosts(void **state) {
-    (void)state;
+TEST(deltas_need_a_gather_between_hosts) {
     static const int shardings[] = {TAGC_SHARD_FULL, TAGC_SHARD_NONE, TAGC_SHARD_HYBRID};
     for (int i = 0; i < 3; i++) {
         tagc_setup setup = make(shardings[i], 8);
@@ -126,8 +119,7 @@ static void deltas_need_a_gather_between_hosts(void **state) {
 }
 
 /* The paper's Figures 1 and 2: index of b bits there and back, a sketch of 32 / ratio bits to the owner. */
-static void volumes_of_the_paper(void **state) {
-    (void)state;
+TEST(volumes_of_the_paper) {
     static const struct {
         double ratio, sparsity, bits[2]; /* 1-bit and 4-bit index */
     } rows[] = {{2, 0.8, {18, 24}}, {4, 0.9, {10, 16}}, {10, 0.9875, {5.2, 11.2}}};
@@ -159,8 +151,7 @@ static void volumes_of_the_paper(void **state) {
 
 /* All legs of the compressed part: parameters twice and the gradient once, 96 bits, against 69.2. Only matrices that
  * both passes read count here: not the token embedding, which forward alone reads, and not the root unit. */
-static void all_legs_of_the_paper(void **state) {
-    (void)state;
+TEST(all_legs_of_the_paper) {
     tagc_setup setup = make(TAGC_SHARD_FULL, 2);
     setup.engine.wrap = TAGC_WRAP_MATRIX;
     const tagc_gpt2_config *c = &setup.model;
@@ -193,8 +184,7 @@ static void all_legs_of_the_paper(void **state) {
 }
 
 /* Positions that fall independently: of the ranks that choose, which are hosts where their ranks add first. Sums come back here. */
-static void unions_are_of_those_who_choose(void **state) {
-    (void)state;
+TEST(unions_are_of_those_who_choose) {
     static const int exchanges[] = {TAGC_EXCHANGE_PACKED, TAGC_EXCHANGE_SKETCH, TAGC_EXCHANGE_DIRECT};
     tagc_setup setup = make(TAGC_SHARD_NONE, 8);
     setup.n_hosts = 4;
@@ -213,8 +203,7 @@ static void unions_are_of_those_who_choose(void **state) {
 }
 
 /* Accumulation moves gradients once per optimizer step, unless each micro-step sends, as the published loop does. */
-static void accumulation_defers_gradients(void **state) {
-    (void)state;
+TEST(accumulation_defers_gradients) {
     tagc_setup setup = make(TAGC_SHARD_GRAD, 4);
     counted one = count(&setup);
     setup.engine.n_micro_steps = 20;
@@ -228,17 +217,4 @@ static void accumulation_defers_gradients(void **state) {
     setup.engine.exchange_each_micro_step = 0;
     setup.engine.gather = setup.engine.dense_format = TAGC_FORMAT_BF16;
     assert_near(count(&setup).all_bits, 32, 1e-3);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sharding_divides_state_and_costs_half_more),
-        cmocka_unit_test(hybrid_lies_between),
-        cmocka_unit_test(deltas_need_a_gather_between_hosts),
-        cmocka_unit_test(volumes_of_the_paper),
-        cmocka_unit_test(all_legs_of_the_paper),
-        cmocka_unit_test(unions_are_of_those_who_choose),
-        cmocka_unit_test(accumulation_defers_gradients),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -159,8 +159,7 @@ static void check(const tagc_gpt2_config *config, int wrap, int n_sequences, int
     free(run.params);
 }
 
-static void every_placement_gives_the_single_device(void **state) {
-    (void)state;
+TEST(every_placement_gives_the_single_device) {
     check(&tiny, TAGC_WRAP_BLOCK, 8, 4, STRIDE, "untied");
     check(&tied, TAGC_WRAP_BLOCK, 8, 4, STRIDE, "tied");
     check(&tiny, TAGC_WRAP_MATRIX, 8, 4, STRIDE, "one unit");
@@ -168,8 +167,7 @@ static void every_placement_gives_the_single_device(void **state) {
 }
 
 /* A wire that rounds: parameters and gradients seen to 8 bits, masters whole. Off, but by the rounding only. */
-static void bf16_is_off_by_its_rounding(void **state) {
-    (void)state;
+TEST(bf16_is_off_by_its_rounding) {
     small_run run = make(&tiny, 8, 4);
     device d;
     double loss, norm;
@@ -201,8 +199,7 @@ static void bf16_is_off_by_its_rounding(void **state) {
 }
 
 /* Packed that keeps everything is dense, bit for bit, wherever things are placed. */
-static void packed_that_keeps_all_is_dense(void **state) {
-    (void)state;
+TEST(packed_that_keeps_all_is_dense) {
     small_run run = make(&tiny, 8, 3);
     size_t n_bytes = tagc_gpt2_n_params(&tiny) * sizeof *run.params;
     float *dense = malloc(n_bytes);
@@ -221,13 +218,4 @@ static void packed_that_keeps_all_is_dense(void **state) {
     }
     free(dense);
     free(run.params);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_placement_gives_the_single_device),
-        cmocka_unit_test(bf16_is_off_by_its_rounding),
-        cmocka_unit_test(packed_that_keeps_all_is_dense),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -67,10 +67,9 @@ static void compare(small_run *run, const char *what) {
 }
 
 /* tied: the embedding is used in the first and in the last layer. A prefetch beyond the free buffers makes way. */
-static void engine_and_simulator_agree(void **state) {
+TEST(engine_and_simulator_agree) {
     static const int shardings[] = {TAGC_SHARD_FULL, TAGC_SHARD_GRAD, TAGC_SHARD_NONE, TAGC_SHARD_HYBRID};
     static const int prefetches[] = {0, 1, 3};
-    (void)state;
     for (int variant = 0; variant < 4 * 3 * 3 * 2; variant += REPEATS(1, 11, 11)) {
         int sharding = variant % 4, micro = variant / 12 % 3, tied = variant / 36;
         small_run run = {.world_size = shardings[sharding] == TAGC_SHARD_HYBRID ? 4 : 2,
@@ -97,9 +96,4 @@ static void engine_and_simulator_agree(void **state) {
                  run.options.exchange_each_micro_step, tied, (int)run.options.bucket_elems);
         compare(&run, what);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(engine_and_simulator_agree)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

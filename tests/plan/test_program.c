@@ -85,16 +85,14 @@ static void compare(const tagc_gpt2_config *config) {
     free(r);
 }
 
-static void calls_are_the_models(void **state) {
-    (void)state;
+TEST(calls_are_the_models) {
     compare(&(tagc_gpt2_config){1, 1, 8, 8, 16, 0});
     compare(&(tagc_gpt2_config){3, 2, 16, 8, 24, 0});
     compare(&(tagc_gpt2_config){2, 2, 16, 8, 24, 1});
 }
 
 /* 6 operations per parameter of a matrix and position, and attention's own. */
-static void work_is_counted(void **state) {
-    (void)state;
+TEST(work_is_counted) {
     tagc_gpt2_config config;
     assert_int_equal(tagc_gpt2_preset("gpt2-162m", &config), TAGC_OK);
     double matrices = 12.0 * 12 * 768 * 768 + 768.0 * 50304;
@@ -109,10 +107,4 @@ static void work_is_counted(void **state) {
     tagc_program program;
     assert_int_equal(tagc_program_create(&config, 1, 1025, &program), TAGC_ERR_ARGUMENT);
     assert_int_equal(tagc_program_create(&config, 0, 10, &program), TAGC_ERR_ARGUMENT);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(calls_are_the_models),
-                                       cmocka_unit_test(work_is_counted)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

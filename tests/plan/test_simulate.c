@@ -1,14 +1,10 @@
 /* Simulated steps against times worked out by hand, at the limits where that is possible, and in the direction in
  * which they must go. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
 #include <math.h>
 #include <string.h>
 
+#include "../test.h"
 #include "core/status.h"
 #include "plan/plan.h"
 #include "tagc/tagc.h"
@@ -43,8 +39,7 @@ static double all_bytes(const tagc_forecast *f) {
 }
 
 /* An endless link without latency: what is left is computing, and the update. */
-static void nothing_but_computing(void **state) {
-    (void)state;
+TEST(nothing_but_computing) {
     for (int sharding = TAGC_SHARD_FULL; sharding <= TAGC_SHARD_NONE; sharding++)
         for (int n_micro = 1; n_micro <= 7; n_micro += 2) {
             tagc_setup setup = make("tiny", 4);
@@ -63,8 +58,7 @@ static void nothing_but_computing(void **state) {
 }
 
 /* Computing that takes no time: the link is busy from beginning to end. */
-static void nothing_but_bytes(void **state) {
-    (void)state;
+TEST(nothing_but_bytes) {
     for (int variant = 0; variant < 5 * 3; variant++) {
         tagc_setup setup = make(variant % 2 ? "demo" : "tiny", 2 + variant % 3);
         setup.engine.sharding = variant % 5 < 3 ? variant % 5 : TAGC_SHARD_FULL;
@@ -84,8 +78,7 @@ static void nothing_but_bytes(void **state) {
 enum { WORD = 16 }; /* bytes beside a row of a gather */
 
 /* One unit: gather, compute, exchange, agree, norm, update, each of which waits for the one before. */
-static void one_unit_by_hand(void **state) {
-    (void)state;
+TEST(one_unit_by_hand) {
     const double bytes_per_s = 1e6, latency_s = 0.01;
     tagc_setup setup = make("tiny", 2);
     setup.engine.wrap = TAGC_WRAP_MATRIX; /* no matrix is above 2 M elements: all in the root unit */
@@ -126,8 +119,7 @@ static void one_unit_by_hand(void **state) {
 
 /* An endless link and computing that takes no time: a step is its latencies, counted. Of one unit those are the gather, the
  * gradients, their agreement, the norm. */
-static void nothing_but_latency(void **state) {
-    (void)state;
+TEST(nothing_but_latency) {
     for (int n_ranks = 2; n_ranks <= 8; n_ranks *= 2)
         for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
             tagc_setup setup = make("tiny", n_ranks);
@@ -167,8 +159,7 @@ static double step_in_latencies(const tagc_setup *setup) {
 
 /* Direct: the gather of what is needed first, fragments with their headers, agreement, norm; whatever the number of ranks
  * and of units, whose steps share their latency. Of larger units headers go ahead of bodies. */
-static void direct_takes_few_latencies(void **state) {
-    (void)state;
+TEST(direct_takes_few_latencies) {
     static const int n_ranks[] = {2, 3, 8, 64, 256};
     for (int i = 0; i < 5; i++)
         for (int n_layers = 1; n_layers <= 16; n_layers *= 4) {
@@ -189,8 +180,7 @@ static void direct_takes_few_latencies(void **state) {
 
 /* Two units, both of which stay for backward: the embedding shared with the head, and the rest. Gathers come first,
  * all is computed with both here, and gradients leave when all is computed: there is nothing to overlap. */
-static void two_units_by_hand(void **state) {
-    (void)state;
+TEST(two_units_by_hand) {
     tagc_setup setup = make("tiny", 2);
     setup.model = (tagc_gpt2_config){1, 1, 64, 32, 31300, 1};
     setup.engine.wrap = TAGC_WRAP_MATRIX;
@@ -214,8 +204,7 @@ static double values_bytes(const tagc_setup *setup) {
 }
 
 /* Blocks to one other: encoded, sent with their header while the own half is encoded, all decoded, agreed. */
-static void direct_by_hand(void **state) {
-    (void)state;
+TEST(direct_by_hand) {
     const double bytes_per_s = 1e6, latency_s = 0.01, encode_s = 2e-8, decode_s = 1e-8;
     tagc_setup setup = make("tiny", 2);
     setup.engine.wrap = TAGC_WRAP_MATRIX;
@@ -261,8 +250,7 @@ static void direct_by_hand(void **state) {
 }
 
 /* Across, then within the host: one after the other, and the second as slow as the host is. */
-static void two_levels_by_hand(void **state) {
-    (void)state;
+TEST(two_levels_by_hand) {
     const double bytes_per_s = 1e6, host_bytes_per_s = 4e6, latency_s = 0.01;
     tagc_setup setup = make("tiny", 6);
     setup.engine.wrap = TAGC_WRAP_MATRIX; /* one unit */
@@ -285,8 +273,7 @@ static void two_levels_by_hand(void **state) {
 }
 
 /* ZeRO-2, two units: the gather of the first runs beside the update of the second, and no other time is saved. */
-static void gathers_begin_inside_the_update(void **state) {
-    (void)state;
+TEST(gathers_begin_inside_the_update) {
     const double bytes_per_s = 1e7;
     tagc_setup setup = make("tiny", 2);
     setup.engine.sharding = TAGC_SHARD_GRAD;
@@ -324,8 +311,7 @@ static void gathers_begin_inside_the_update(void **state) {
 }
 
 /* A faster link, less latency, faster computing never take longer; and a link that is slow enough decides alone. */
-static void times_go_the_right_way(void **state) {
-    (void)state;
+TEST(times_go_the_right_way) {
     for (int variant = 0; variant < 4 * 4 * 2; variant++) {
         int is_direct = variant / 4 % 2, is_sparse = variant / 8 % 2;
         tagc_setup setup = make("demo", 2 + variant % 3);
@@ -359,8 +345,7 @@ static void times_go_the_right_way(void **state) {
     }
 }
 
-static void what_is_not_known_is_refused(void **state) {
-    (void)state;
+TEST(what_is_not_known_is_refused) {
     tagc_setup setup = make("tiny", 2);
     tagc_costs costs = {0};
     tagc_plan_link link = {.bytes_per_s = 1e6};
@@ -384,21 +369,4 @@ static void what_is_not_known_is_refused(void **state) {
     setup.n_hosts = 3;
     assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &f), TAGC_ERR_ARGUMENT);
     assert_non_null(strstr(tagc_last_error(), "hosts is 3"));
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nothing_but_computing),
-        cmocka_unit_test(nothing_but_bytes),
-        cmocka_unit_test(one_unit_by_hand),
-        cmocka_unit_test(nothing_but_latency),
-        cmocka_unit_test(two_units_by_hand),
-        cmocka_unit_test(direct_takes_few_latencies),
-        cmocka_unit_test(direct_by_hand),
-        cmocka_unit_test(two_levels_by_hand),
-        cmocka_unit_test(gathers_begin_inside_the_update),
-        cmocka_unit_test(times_go_the_right_way),
-        cmocka_unit_test(what_is_not_known_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

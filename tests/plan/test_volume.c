@@ -92,8 +92,7 @@ static small_run make(const tagc_gpt2_config *config, int world_size) {
 }
 
 /* Sharding x accumulation x policy x exchange, for W = 1 .. 8. */
-static void every_placement(void **state) {
-    (void)state;
+TEST(every_placement) {
     for (int variant = 0; variant < 3 * 3 * 3 * 2; variant++) {
         small_run run = make(variant % 2 ? &tied : &tiny, 1 + variant % 8);
         run.options.sharding = variant % 3;
@@ -110,8 +109,7 @@ static void every_placement(void **state) {
     }
 }
 
-static void both_wraps(void **state) {
-    (void)state;
+TEST(both_wraps) {
     for (int variant = 0; variant < 12; variant++) {
         small_run run = make(variant / 6 ? &large_tied : &large, 2 + variant % 3);
         run.options.wrap = TAGC_WRAP_MATRIX;
@@ -124,8 +122,7 @@ static void both_wraps(void **state) {
 }
 
 /* Buckets are part of the layout: fewer messages and less padding, and memory for larger units. */
-static void buckets(void **state) {
-    (void)state;
+TEST(buckets) {
     static const tagc_gpt2_config deep = {7, 2, 16, 8, 40, 0}, deep_tied = {7, 2, 16, 8, 40, 1};
     for (int variant = 0; variant < 3 * 3 * 2; variant++) {
         small_run run = make(variant % 4 < 2 ? &deep : &deep_tied, 2 + variant % 3);
@@ -142,37 +139,8 @@ static void buckets(void **state) {
     }
 }
 
-static void every_wire_and_index(void **state) {
-    (void)state;
-    for (int variant = 0; variant < 3 * 2 * 2 * 3; variant++) {
-        small_run run = make(&tiny, 2 + variant % 3);
-        run.options.sharding = variant % 3;
-        run.options.gather = variant / 3 % 2;
-        run.options.dense_format = variant / 6 % 2;
-        run.options.paper.index = variant / 12;
-        run.options.reducer.sparsity = 0.95;
-        if (variant % STRIDE == 0) compare(&run, "wire and index");
-    }
-}
-
-/* Fixed ratios: the cells do not depend on the data. At 4 and 80 % everything peels or is estimated. */
-static void sketches(void **state) {
-    (void)state;
-    for (int variant = 0; variant < 3 * 3 * 2; variant++) {
-        small_run run = make(&tiny, 2 + 2 * (variant % 2));
-        run.options.sharding = variant % 3;
-        run.options.reducer.exchange = TAGC_EXCHANGE_SKETCH;
-        run.options.paper.index = variant / 3 % 3;
-        run.options.paper.ratio = variant / 9 ? 10 : 2;
-        run.options.reducer.sparsity = 0.9;
-        run.options.paper.unpeeled = TAGC_UNPEELED_ESTIMATE;
-        if (variant % STRIDE == 0) compare(&run, "sketch");
-    }
-}
-
 /* Many micro-steps are extrapolated from a few. */
-static void long_accumulation(void **state) {
-    (void)state;
+TEST(long_accumulation) {
     for (int variant = 0; variant < 6; variant++) {
         small_run run = make(&tiny, 2);
         run.n_sequences = 2 * 9;
@@ -186,8 +154,7 @@ static void long_accumulation(void **state) {
 
 /* Direct in all its forms: all elements, whose bytes are known to the last, for every sharding and number of hosts;
  * mild flats beside the compressed ones; memory with residuals once per host group. */
-static void direct_blocks(void **state) {
-    (void)state;
+TEST(direct_blocks) {
     for (int variant = 0; variant < 4 * 6 * 2; variant++) {
         static const int worlds[] = {1, 2, 3, 4, 6, 8}, per_host[] = {1, 2, 3, 2, 3, 4};
         int k = variant / 4 % 6, mild = variant / 24;
@@ -214,8 +181,7 @@ static void direct_blocks(void **state) {
 
 /* Positions take what they take: headers, hosts' rows and all that does not depend on them is equal, bodies are about as
  * large as where positions fall independently. */
-static void direct_positions(void **state) {
-    (void)state;
+TEST(direct_positions) {
     for (int variant = 0; variant < 4 * 2; variant++) {
         int n_ranks = 2 + 2 * (variant / 4);
         small_run run = make(&wide, n_ranks);
@@ -264,8 +230,7 @@ static void direct_positions(void **state) {
 
 /* Gathers in every wire that a sharding allows and whose bytes do not depend on the values, in one level and in two, counted
  * when deltas are no longer whole. */
-static void every_gather(void **state) {
-    (void)state;
+TEST(every_gather) {
     static const int wires[] = {TAGC_GATHER_FP32,   TAGC_GATHER_BF16,   TAGC_GATHER_INT8,
                                 TAGC_GATHER_DELTA8, TAGC_GATHER_DELTA4, TAGC_GATHER_DELTA2};
     for (int variant = 0; variant < 6 * 3 * 2 * 2; variant++) {
@@ -284,8 +249,7 @@ static void every_gather(void **state) {
 }
 
 /* What leaves a host: with two levels only what was encoded, with hybrid sharding no parameters at all. */
-static void hosts_are_told_apart(void **state) {
-    (void)state;
+TEST(hosts_are_told_apart) {
     tagc_setup setup = {
         .model = tiny, .world_size = 8, .n_hosts = 4, .n_batch = 1, .n_tokens = 8, .union_density = -1};
     tagc_plan_volume v, apart;
@@ -335,15 +299,4 @@ static void hosts_are_told_apart(void **state) {
     assert_int_equal(tagc_plan_count(&setup, &v, NULL), TAGC_OK);
     assert_true(v.n_bytes[TAGC_LEG_GATHER] > 0 && v.n_host_bytes[TAGC_LEG_GATHER] == 0);
     assert_true(v.n_host_bytes[TAGC_LEG_RESULT] == 2 * v.n_bytes[TAGC_LEG_RESULT]);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_placement), cmocka_unit_test(both_wraps),
-        cmocka_unit_test(buckets),         cmocka_unit_test(every_wire_and_index),
-        cmocka_unit_test(sketches),        cmocka_unit_test(long_accumulation),
-        cmocka_unit_test(direct_blocks),   cmocka_unit_test(direct_positions),
-        cmocka_unit_test(every_gather),    cmocka_unit_test(hosts_are_told_apart),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -587,7 +587,7 @@ def differing_runs(rank, world_size):
             "one": {8: [1.0, 2.0, 1.5], 16: [1.0, slow, 1.0]},
             "two": {8: [slow, 1.0, 9.0]},
         }
-        found = survey.found()
+        found = survey.results()
     assert found["spread"] == 3.0
     assert found["seconds"]["one"] == {8: 1.5, 16: 1.0}
     assert found["seconds"]["two"] == {8: 3.0 if world_size > 1 else 1.0}

@@ -2,16 +2,13 @@
 #ifndef TAGC_TESTS_SCHEDULE_MADE_H
 #define TAGC_TESTS_SCHEDULE_MADE_H
 
+#include "../test.h"
 #include "tagc/schedule.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define OK(call)                                                                                             \
     do {                                                                                                     \

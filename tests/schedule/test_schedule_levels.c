@@ -1,8 +1,7 @@
 /* Levels: who goes on when, who begins anew, and what nothing is decided from. */
 #include "made.h"
 
-static void noise_goes_on_when_its_moment_is_short(void **state) {
-    (void)state;
+TEST(noise_goes_on_when_its_moment_is_short) {
     tagc_schedule *s = made("ccc", NULL);
     OK(tagc_schedule_set_moment(s, 0, TAGC_MOMENT_SHORTENS));
     OK(tagc_schedule_set_moment(s, 1, TAGC_MOMENT_NONE));
@@ -20,8 +19,7 @@ static void noise_goes_on_when_its_moment_is_short(void **state) {
     tagc_schedule_destroy(s);
 }
 
-static void a_moment_that_becomes_long_spoils_no_selection(void **state) {
-    (void)state;
+TEST(a_moment_that_becomes_long_spoils_no_selection) {
     tagc_schedule *s = made("ccc", NULL);
     set_all(s, 3, TAGC_MOMENT_NONE);
     const double noise[] = {NOISE, NOISE, NOISE};
@@ -39,8 +37,7 @@ static void a_moment_that_becomes_long_spoils_no_selection(void **state) {
     tagc_schedule_destroy(s);
 }
 
-static void plans_say_what_travels(void **state) {
-    (void)state;
+TEST(plans_say_what_travels) {
     tagc_schedule_options o;
     tagc_schedule_options_init(&o);
     o.fresh = 1;
@@ -74,8 +71,7 @@ static void plans_say_what_travels(void **state) {
 }
 
 /* Of mild parameters, of those that have no levels, and what is none. */
-static void plans_of_levels_without_a_schedule(void **state) {
-    (void)state;
+TEST(plans_of_levels_without_a_schedule) {
     tagc_schedule_options o;
     tagc_schedule_plan plan;
     tagc_schedule_options_init(&o);
@@ -96,8 +92,7 @@ static void plans_of_levels_without_a_schedule(void **state) {
                      TAGC_ERR_ARGUMENT);
 }
 
-static void a_direction_holds_back_and_a_weak_one_follows(void **state) {
-    (void)state;
+TEST(a_direction_holds_back_and_a_weak_one_follows) {
     tagc_schedule *s = made("cccc", NULL);
     set_all(s, 4, TAGC_MOMENT_NONE);
     const double first[] = {NOISE, NOISE, 2.1, 2.3};
@@ -109,8 +104,7 @@ static void a_direction_holds_back_and_a_weak_one_follows(void **state) {
     tagc_schedule_destroy(s);
 }
 
-static void what_has_a_direction_again_begins_anew_and_waits_longer(void **state) {
-    (void)state;
+TEST(what_has_a_direction_again_begins_anew_and_waits_longer) {
     tagc_schedule *s = made("c", NULL);
     set_all(s, 1, TAGC_MOMENT_NONE);
     const double noise = NOISE, direction = 2.7;
@@ -138,8 +132,7 @@ static void what_has_a_direction_again_begins_anew_and_waits_longer(void **state
     tagc_schedule_destroy(s);
 }
 
-static void a_fading_moment_comes_back_with_a_direction(void **state) {
-    (void)state;
+TEST(a_fading_moment_comes_back_with_a_direction) {
     tagc_schedule_options o;
     tagc_schedule_options_init(&o);
     o.fresh = 1;
@@ -172,8 +165,7 @@ static void expect_growth(tagc_schedule *s, const double *growths, const int *le
     }
 }
 
-static void a_residual_must_outgrow_twice(void **state) {
-    (void)state;
+TEST(a_residual_must_outgrow_twice) {
     tagc_schedule *s = made("c", NULL);
     set_all(s, 1, TAGC_MOMENT_NONE);
     const double noise = NOISE;
@@ -199,8 +191,7 @@ static void hand_over_losses(tagc_schedule *s, double mean, double spread) {
     OK(tagc_schedule_see_losses(s, &losses));
 }
 
-static void a_loss_must_rise_twice_and_beyond_chance(void **state) {
-    (void)state;
+TEST(a_loss_must_rise_twice_and_beyond_chance) {
     tagc_schedule *s = made("c", NULL);
     set_all(s, 1, TAGC_MOMENT_NONE);
     const double noise = NOISE;
@@ -219,8 +210,7 @@ static void a_loss_must_rise_twice_and_beyond_chance(void **state) {
     tagc_schedule_destroy(s);
 }
 
-static void mild_ones_wait_for_the_compressed(void **state) {
-    (void)state;
+TEST(mild_ones_wait_for_the_compressed) {
     tagc_schedule *s = made("ccm", NULL);
     set_all(s, 2, TAGC_MOMENT_SHORTENS);
     const double noise[] = {NOISE, NOISE, NOISE};
@@ -235,8 +225,7 @@ static void mild_ones_wait_for_the_compressed(void **state) {
 
 /* The engine says of all parameters that their moment shortens, PyTorch of compressed ones alone. Where one of these keeps a
  * direction, and so a long moment, no mild one goes on that is noise; one with a weak direction follows. */
-static void what_is_said_of_a_mild_moment_has_no_effect_beside_compressed_ones(void **state) {
-    (void)state;
+TEST(what_is_said_of_a_mild_moment_has_no_effect_beside_compressed_ones) {
     tagc_schedule *of_all = made("ccmm", NULL), *of_compressed = made("ccmm", NULL),
                   *other = made("ccmm", NULL);
     set_all(of_all, 4, TAGC_MOMENT_SHORTENS);
@@ -266,8 +255,7 @@ static void what_is_said_of_a_mild_moment_has_no_effect_beside_compressed_ones(v
 }
 
 /* Adapters of attention alone: the compressed parameter is frozen, and holds nothing up. Nobody shortens a mild moment. */
-static void mild_ones_alone_go_on_by_their_own_moment(void **state) {
-    (void)state;
+TEST(mild_ones_alone_go_on_by_their_own_moment) {
     for (int moment = TAGC_MOMENT_STAYS; moment <= TAGC_MOMENT_NONE; moment++) {
         tagc_schedule *s = made("mcm", NULL);
         OK(tagc_schedule_set_moment(s, 0, (tagc_moment)moment));
@@ -288,8 +276,7 @@ static void mild_ones_alone_go_on_by_their_own_moment(void **state) {
 }
 
 /* The first window of a model: a compressed parameter behind it in the list holds a mild one up. */
-static void a_mild_one_sees_who_is_trained_beside_it_at_once(void **state) {
-    (void)state;
+TEST(a_mild_one_sees_who_is_trained_beside_it_at_once) {
     tagc_schedule *s = made("mc", NULL);
     set_all(s, 2, TAGC_MOMENT_SHORTENS);
     const double noise[] = {NOISE, NOISE};
@@ -298,8 +285,7 @@ static void a_mild_one_sees_who_is_trained_beside_it_at_once(void **state) {
     tagc_schedule_destroy(s);
 }
 
-static void noise_waits_for_its_own_moment_and_follows_nobody(void **state) {
-    (void)state;
+TEST(noise_waits_for_its_own_moment_and_follows_nobody) {
     tagc_schedule_options o;
     tagc_schedule_options_init(&o);
     o.fresh = 1;
@@ -316,8 +302,7 @@ static void noise_waits_for_its_own_moment_and_follows_nobody(void **state) {
     tagc_schedule_destroy(s);
 }
 
-static void a_mild_one_waits_for_its_own_group(void **state) {
-    (void)state;
+TEST(a_mild_one_waits_for_its_own_group) {
     tagc_schedule *s = made("cmc", NULL);
     OK(tagc_schedule_set_moment(s, 0, TAGC_MOMENT_SHORTENS));
     for (int w = 0; w < 6; w++) {
@@ -332,8 +317,7 @@ static void a_mild_one_waits_for_its_own_group(void **state) {
     tagc_schedule_destroy(s);
 }
 
-static void nothing_is_decided_from_nothing(void **state) {
-    (void)state;
+TEST(nothing_is_decided_from_nothing) {
     tagc_schedule *s = made("ccc", NULL);
     set_all(s, 3, TAGC_MOMENT_NONE);
     uint32_t all[] = {0, 1, 2};
@@ -354,8 +338,7 @@ static void nothing_is_decided_from_nothing(void **state) {
 }
 
 /* Ranks of an expert have parameters that others lack. What all of them hold must get the same plans. */
-static void other_groups_change_nothing(void **state) {
-    (void)state;
+TEST(other_groups_change_nothing) {
     tagc_schedule *few = made("cccm", NULL), *many = made("cccmcccc", NULL);
     set_all(few, 4, TAGC_MOMENT_SHORTENS);
     set_all(many, 8, TAGC_MOMENT_SHORTENS);
@@ -378,8 +361,7 @@ static void other_groups_change_nothing(void **state) {
     tagc_schedule_destroy(many);
 }
 
-static void the_order_of_units_changes_nothing(void **state) {
-    (void)state;
+TEST(the_order_of_units_changes_nothing) {
     tagc_schedule *one = made("ccccmm", NULL), *other = made("ccccmm", NULL);
     set_all(one, 6, TAGC_MOMENT_SHORTENS);
     set_all(other, 6, TAGC_MOMENT_SHORTENS);
@@ -403,8 +385,7 @@ static void the_order_of_units_changes_nothing(void **state) {
     tagc_schedule_destroy(other);
 }
 
-static void without_levels_all_is_last(void **state) {
-    (void)state;
+TEST(without_levels_all_is_last) {
     tagc_schedule_options o;
     tagc_schedule_options_init(&o);
     o.gentle = 0;
@@ -425,8 +406,7 @@ static void without_levels_all_is_last(void **state) {
     tagc_schedule_destroy(s);
 }
 
-static void those_exchanged_as_one_are_as_careful_as_the_most_careful(void **state) {
-    (void)state;
+TEST(those_exchanged_as_one_are_as_careful_as_the_most_careful) {
     tagc_schedule *s = made("cc", NULL);
     set_all(s, 2, TAGC_MOMENT_NONE);
     const double one[] = {NOISE, 5};
@@ -441,30 +421,4 @@ static void those_exchanged_as_one_are_as_careful_as_the_most_careful(void **sta
     assert_int_equal(plan.level, TAGC_LEVEL_LAST);
     assert_int_equal(plan.n_selected, 40); /* 60 exchanges, of 20, 40, 80 */
     tagc_schedule_destroy(s);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(noise_goes_on_when_its_moment_is_short),
-        cmocka_unit_test(a_moment_that_becomes_long_spoils_no_selection),
-        cmocka_unit_test(plans_say_what_travels),
-        cmocka_unit_test(plans_of_levels_without_a_schedule),
-        cmocka_unit_test(a_direction_holds_back_and_a_weak_one_follows),
-        cmocka_unit_test(what_has_a_direction_again_begins_anew_and_waits_longer),
-        cmocka_unit_test(a_fading_moment_comes_back_with_a_direction),
-        cmocka_unit_test(a_residual_must_outgrow_twice),
-        cmocka_unit_test(a_loss_must_rise_twice_and_beyond_chance),
-        cmocka_unit_test(mild_ones_wait_for_the_compressed),
-        cmocka_unit_test(what_is_said_of_a_mild_moment_has_no_effect_beside_compressed_ones),
-        cmocka_unit_test(mild_ones_alone_go_on_by_their_own_moment),
-        cmocka_unit_test(a_mild_one_sees_who_is_trained_beside_it_at_once),
-        cmocka_unit_test(noise_waits_for_its_own_moment_and_follows_nobody),
-        cmocka_unit_test(a_mild_one_waits_for_its_own_group),
-        cmocka_unit_test(nothing_is_decided_from_nothing),
-        cmocka_unit_test(other_groups_change_nothing),
-        cmocka_unit_test(the_order_of_units_changes_nothing),
-        cmocka_unit_test(without_levels_all_is_last),
-        cmocka_unit_test(those_exchanged_as_one_are_as_careful_as_the_most_careful),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,8 +11,7 @@ static double normal(void) {
     return sum - 6;
 }
 
-static void positions_are_spread_and_in_order(void **state) {
-    (void)state;
+TEST(positions_are_spread_and_in_order) {
     const uint64_t sizes[] = {1, 2, 511, 512, 513, 1000, 65536, 1u << 20, 12345678901};
     for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
         uint64_t positions[TAGC_SCHEDULE_SAMPLE];
@@ -46,8 +45,7 @@ static tagc_schedule_sums oracle(const float *values, int n_exchanges, int n) {
     return found;
 }
 
-static void windows_match_sums_in_double(void **state) {
-    (void)state;
+TEST(windows_match_sums_in_double) {
     srand(11);
     tagc_schedule *s = made("cc", NULL);
     static float values[20 * TAGC_SCHEDULE_SAMPLE];
@@ -79,8 +77,7 @@ static void windows_match_sums_in_double(void **state) {
     tagc_schedule_destroy(s);
 }
 
-static void a_value_that_is_not_finite_spoils_one_window(void **state) {
-    (void)state;
+TEST(a_value_that_is_not_finite_spoils_one_window) {
     tagc_schedule *s = made("c", NULL);
     for (int w = 0; w < 2; w++) {
         uint32_t zero = 0, count = 4, full;
@@ -97,8 +94,7 @@ static void a_value_that_is_not_finite_spoils_one_window(void **state) {
     tagc_schedule_destroy(s);
 }
 
-static void another_number_of_samples_begins_anew(void **state) {
-    (void)state;
+TEST(another_number_of_samples_begins_anew) {
     tagc_schedule *s = made("c", NULL);
     const float values[8] = {1, 1, 1, 1, 1, 1, 1, 1};
     uint32_t zero = 0, full, count = 8;
@@ -145,8 +141,7 @@ static void exact_shares(const double *squares, const double *sizes, int n, doub
     fail_msg("no exact shares");
 }
 
-static void shares_make_units_select_as_one(void **state) {
-    (void)state;
+TEST(shares_make_units_select_as_one) {
     srand(12);
     int n_followed = 0, n_scaled = 0;
     for (int trial = 0; trial < 200; trial++) {
@@ -208,8 +203,7 @@ static void shares_make_units_select_as_one(void **state) {
 }
 
 /* (1 + beta1) / (1 - beta1) falls by equal factors, to 3 at a beta1 of 0.5. */
-static void betas_tolerate_less_by_equal_factors(void **state) {
-    (void)state;
+TEST(betas_tolerate_less_by_equal_factors) {
     tagc_schedule *s = made("c", NULL);
     double before = 19, b1, b2;
     for (int i = 9; i >= 0; i--) {
@@ -230,16 +224,4 @@ static void betas_tolerate_less_by_equal_factors(void **state) {
     tagc_schedule_betas(s, 1, 1 << 20, 0.9, 0.95, &b1, &b2);
     assert_near(b2, 0.995, 1e-12);
     tagc_schedule_destroy(s);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(positions_are_spread_and_in_order),
-        cmocka_unit_test(windows_match_sums_in_double),
-        cmocka_unit_test(a_value_that_is_not_finite_spoils_one_window),
-        cmocka_unit_test(another_number_of_samples_begins_anew),
-        cmocka_unit_test(shares_make_units_select_as_one),
-        cmocka_unit_test(betas_tolerate_less_by_equal_factors),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -63,8 +63,7 @@ static tagc_schedule *with_order(const char *const *names) {
     return s;
 }
 
-static void resumed_runs_decide_alike(void **state) {
-    (void)state;
+TEST(resumed_runs_decide_alike) {
     const char *forth[] = {"p0", "p1", "p2", "p3", "p4"}, *back[] = {"p4", "p3", "p2", "p1", "p0"};
     const uint32_t in_order[] = {0, 1, 2, 3, 4}, reversed[] = {4, 3, 2, 1, 0};
     static uint8_t bytes[MOST_BYTES], again[MOST_BYTES];
@@ -132,8 +131,7 @@ static void play(tagc_schedule **s, const scene *scenes, int n, int stops, tagc_
 }
 
 /* Each field of a state decides something within a window of when it was saved. */
-static void a_run_that_stops_at_every_window_decides_alike(void **state) {
-    (void)state;
+TEST(a_run_that_stops_at_every_window_decides_alike) {
     const scene scenes[] = {
         {1, 2, 50, 3},   {1, 2, 50, 3},  {1, 2, 50, 3},  {1, 2, 50, 3},  {3, 2, 50, 3},   {1, 2, 50, 3},
         {1, 2, 50, 3},   {1, 2, 50, 3},  {1, 2, 50, 3},  {1, 2, 500, 3}, {1, 2, 50, 3},   {1, 21, 50, 3},
@@ -156,8 +154,7 @@ static void a_run_that_stops_at_every_window_decides_alike(void **state) {
     assert_int_equal(n_anew, 5); /* p0 for a direction, for its residual, and all three for the loss */
 }
 
-static void a_moment_that_is_not_known_to_be_short_begins_anew(void **state) {
-    (void)state;
+TEST(a_moment_that_is_not_known_to_be_short_begins_anew) {
     static uint8_t bytes[MOST_BYTES];
     const double noise[] = {NOISE, NOISE, NOISE};
     tagc_schedule *s = made("ccm", NULL), *other = made("ccm", NULL), *bare = made("ccm", NULL);
@@ -182,8 +179,7 @@ static void a_moment_that_is_not_known_to_be_short_begins_anew(void **state) {
 }
 
 /* That goes for one that was about to become short, too, and is known from then on. */
-static void a_moment_that_was_about_to_be_short_begins_anew(void **state) {
-    (void)state;
+TEST(a_moment_that_was_about_to_be_short_begins_anew) {
     static uint8_t bytes[MOST_BYTES];
     const double noise[] = {NOISE};
     tagc_schedule *s = made("c", NULL), *other = made("c", NULL), *third = made("c", NULL);
@@ -202,8 +198,7 @@ static void a_moment_that_was_about_to_be_short_begins_anew(void **state) {
     tagc_schedule_destroy(third);
 }
 
-static void other_ranks_leave_windows_out(void **state) {
-    (void)state;
+TEST(other_ranks_leave_windows_out) {
     static uint8_t bytes[MOST_BYTES], others[MOST_BYTES];
     const char *names[] = {"p0", "p1", "p2", "p3", "p4"};
     const uint32_t place[] = {0, 1, 2, 3, 4};
@@ -217,8 +212,7 @@ static void other_ranks_leave_windows_out(void **state) {
     tagc_schedule_destroy(other);
 }
 
-static void what_a_state_lacks_is_last_and_what_it_has_more_is_dropped(void **state) {
-    (void)state;
+TEST(what_a_state_lacks_is_last_and_what_it_has_more_is_dropped) {
     static uint8_t bytes[MOST_BYTES];
     tagc_schedule *few = made("c", NULL), *many = made("ccc", NULL);
     OK(tagc_schedule_load(many, bytes, saved(few, 1, bytes, sizeof bytes), 1, NULL, NULL));
@@ -231,8 +225,7 @@ static void what_a_state_lacks_is_last_and_what_it_has_more_is_dropped(void **st
 }
 
 /* Every cut, and every byte changed: either it is refused and changes nothing, or the schedule still works. */
-static void damaged_states_are_refused(void **state) {
-    (void)state;
+TEST(damaged_states_are_refused) {
     static uint8_t bytes[MOST_BYTES], damaged[MOST_BYTES], now[MOST_BYTES], then[MOST_BYTES];
     const char *names[] = {"p0", "p1", "p2", "p3", "p4"};
     const uint32_t place[] = {0, 1, 2, 3, 4};
@@ -259,8 +252,7 @@ static void damaged_states_are_refused(void **state) {
     tagc_schedule_destroy(other);
 }
 
-static void wrong_arguments_are_named(void **state) {
-    (void)state;
+TEST(wrong_arguments_are_named) {
     tagc_schedule_options o, wrong;
     tagc_schedule_options_init(&o);
     tagc_schedule *s;
@@ -359,23 +351,7 @@ static double load_many(size_t n) {
     return seconds;
 }
 
-static void many_parameters_are_loaded_by_name(void **state) {
-    (void)state;
+TEST(many_parameters_are_loaded_by_name) {
     double few = load_many(2500), many = load_many(20000);
     if (many > 32 * (few + 1e-3)) fail_msg("8 times the parameters take %.0f times as long", many / few);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(resumed_runs_decide_alike),
-        cmocka_unit_test(a_run_that_stops_at_every_window_decides_alike),
-        cmocka_unit_test(a_moment_that_is_not_known_to_be_short_begins_anew),
-        cmocka_unit_test(a_moment_that_was_about_to_be_short_begins_anew),
-        cmocka_unit_test(other_ranks_leave_windows_out),
-        cmocka_unit_test(what_a_state_lacks_is_last_and_what_it_has_more_is_dropped),
-        cmocka_unit_test(damaged_states_are_refused),
-        cmocka_unit_test(wrong_arguments_are_named),
-        cmocka_unit_test(many_parameters_are_loaded_by_name),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

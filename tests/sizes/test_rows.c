@@ -1,5 +1,6 @@
 /* The planner of GPT-2 lays out an engine; a plan on a mesh has formulas. Both know FSDP2, with deltas and without, and what
  * computing takes. */
+#include "../test.h"
 #include "core/status.h"
 #include "mesh/mesh.h"
 #include "plan/plan.h"
@@ -7,12 +8,8 @@
 #include "sizes/rows.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define OK(call)                                                                                             \
     do {                                                                                                     \
@@ -79,8 +76,7 @@ static tagc_mesh_question mesh_question(int gather, int sharding, int per_host) 
                                 .block = 64};
 }
 
-static void both_planners_agree_on_what_both_know(void **state) {
-    (void)state;
+TEST(both_planners_agree_on_what_both_know) {
     const struct {
         int gather, sharding;
     } ways[] = {{TAGC_GATHER_BF16, TAGC_SHARD_FULL},
@@ -114,8 +110,7 @@ static void both_planners_agree_on_what_both_know(void **state) {
     }
 }
 
-static void both_planners_agree_on_computing(void **state) {
-    (void)state;
+TEST(both_planners_agree_on_computing) {
     const double flops_per_s = 1e12;
     for (int n_tokens = N_TOKENS; n_tokens <= 8192; n_tokens *= 8) { /* at last it is half attention */
         tagc_mesh_question m = mesh_question(TAGC_GATHER_BF16, TAGC_SHARD_FULL, 1);
@@ -128,8 +123,7 @@ static void both_planners_agree_on_computing(void **state) {
     }
 }
 
-static void tokens_need_not_be_whole_sequences(void **state) {
-    (void)state;
+TEST(tokens_need_not_be_whole_sequences) {
     double of_2048 = 0;
     for (int n_tokens = 2048; n_tokens <= 5120; n_tokens += 512) {
         tagc_times_setup setup = {.n_layer = N_LAYER,
@@ -150,8 +144,7 @@ static void tokens_need_not_be_whole_sequences(void **state) {
 }
 
 /* Names say the bits and the share of zeros that the schedule has. */
-static void strategies_are_named_as_they_send(void **state) {
-    (void)state;
+TEST(strategies_are_named_as_they_send) {
     for (int i = 0; i < TAGC_N_STRATEGIES; i++) {
         const tagc_strategy *s = &tagc_strategies[i];
         char zeros[32];
@@ -164,12 +157,4 @@ static void strategies_are_named_as_they_send(void **state) {
         assert_int_equal(strstr(s->name, "4 bits") != NULL, format == TAGC_FORMAT_INT4);
         assert_int_equal(strstr(s->name, "in bf16") != NULL, format == TAGC_FORMAT_BF16);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(both_planners_agree_on_what_both_know),
-                                       cmocka_unit_test(both_planners_agree_on_computing),
-                                       cmocka_unit_test(tokens_need_not_be_whole_sequences),
-                                       cmocka_unit_test(strategies_are_named_as_they_send)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

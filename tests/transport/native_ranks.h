@@ -3,8 +3,9 @@
 #ifndef TAGC_TESTS_NATIVE_RANKS_H
 #define TAGC_TESTS_NATIVE_RANKS_H
 
+#include "../ranks.h"
 #include "pattern.h"
-#include "ranks.h"
+#include "transport/comm.h"
 
 #include "core/sha256.h"
 #include "tagc/native.h"

@@ -1,8 +1,9 @@
 /* A comm over threads as ranks and over a caller's blocking function: what arrives, in which order, and what
  * is counted. Failures are in test_comm_failures.c. */
+#include "../ranks.h"
 #include "../take_from.h"
 #include "pattern.h"
-#include "ranks.h"
+#include "transport/comm.h"
 
 #ifdef TAGC_SANITIZED
 enum { LONG_MESSAGE = 20000, N_STORMS = 1 };
@@ -13,32 +14,23 @@ enum { LONG_MESSAGE = 200000, N_STORMS = 3 };
 /* ---- local: random exchanges ---- */
 
 static void storm_body(rank_run *run) {
-    tagc_comm *comm = NULL;
-    CHECK(run, tagc_comm_create_local(run->shared, run->rank, NULL, &comm) == TAGC_OK);
+    tagc_comm *comm = run->comm;
     CHECK(run, tagc_comm_rank(comm) == run->rank && tagc_comm_world_size(comm) == run->world_size);
     for (int i = 0; i < N_STORMS; i++)
         CHECK(run, pattern_storm(comm, (uint64_t)(i + run->world_size), 4, LONG_MESSAGE) == 0);
     CHECK(run, pattern_storm(comm, 77, 8, 40) == 0);
-    tagc_comm_destroy(comm);
 }
 
-static void test_local_storm(void **state) {
-    (void)state;
+TEST(test_local_storm) {
     static const int sizes[] = {1, 2, 3, 4, 7, 16};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        tagc_local_group *group;
-        assert_int_equal(tagc_local_group_create(sizes[i], &group), TAGC_OK);
-        run_ranks(sizes[i], storm_body, group);
-        tagc_local_group_destroy(group);
-    }
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) run_ranks(sizes[i], storm_body, NULL);
 }
 
 /* ---- all-gather and barrier ---- */
 
 static void gather_body(rank_run *run) {
-    tagc_comm *comm;
+    tagc_comm *comm = run->comm;
     uint64_t W = (uint64_t)run->world_size, sent[TAGC_N_LEGS], received[TAGC_N_LEGS];
-    CHECK(run, tagc_comm_create_local(run->shared, run->rank, NULL, &comm) == TAGC_OK);
     uint32_t *all = malloc(W * sizeof *all), mine = 1000u + (uint32_t)run->rank;
     CHECK(run, tagc_comm_all_gather(comm, &mine, sizeof mine, all, W * sizeof *all) == TAGC_OK);
     for (uint32_t r = 0; r < W; r++) CHECK(run, all[r] == 1000 + r);
@@ -53,57 +45,36 @@ static void gather_body(rank_run *run) {
         CHECK(run, sent[leg] == expected && received[leg] == expected);
     }
     free(all);
-    tagc_comm_destroy(comm);
 }
 
-static void test_all_gather(void **state) {
-    (void)state;
-    for (int W = 1; W <= 5; W += 2) {
-        tagc_local_group *group;
-        assert_int_equal(tagc_local_group_create(W, &group), TAGC_OK);
-        run_ranks(W, gather_body, group);
-        tagc_local_group_destroy(group);
-    }
+TEST(test_all_gather) {
+    for (int W = 1; W <= 5; W += 2) run_ranks(W, gather_body, NULL);
 }
 
 typedef struct barrier_shared {
-    tagc_local_group *group;
     int n_arrived;
     pthread_mutex_t lock;
 } barrier_shared;
 
 static void barrier_body(rank_run *run) {
     barrier_shared *shared = run->shared;
-    tagc_comm *comm;
-    CHECK(run, tagc_comm_create_local(shared->group, run->rank, NULL, &comm) == TAGC_OK);
     for (int round = 1; round <= 20; round++) {
         pthread_mutex_lock(&shared->lock);
         shared->n_arrived++;
         pthread_mutex_unlock(&shared->lock);
-        CHECK(run, tagc_comm_barrier(comm) == TAGC_OK);
+        CHECK(run, tagc_comm_barrier(run->comm) == TAGC_OK);
         pthread_mutex_lock(&shared->lock);
         CHECK(run, shared->n_arrived >= round * run->world_size);
         pthread_mutex_unlock(&shared->lock);
     }
-    tagc_comm_destroy(comm);
 }
 
-static void test_barrier(void **state) {
-    (void)state;
+TEST(test_barrier) {
     barrier_shared shared = {.lock = PTHREAD_MUTEX_INITIALIZER};
-    assert_int_equal(tagc_local_group_create(4, &shared.group), TAGC_OK);
     run_ranks(4, barrier_body, &shared);
-    tagc_local_group_destroy(shared.group);
 }
 
 /* ---- tasks and spares ---- */
-
-static tagc_comm *lonely_comm(const tagc_comm_options *options, tagc_local_group **group) {
-    tagc_comm *comm;
-    assert_int_equal(tagc_local_group_create(1, group), TAGC_OK);
-    assert_int_equal(tagc_comm_create_local(*group, 0, options, &comm), TAGC_OK);
-    return comm;
-}
 
 typedef struct order_task {
     tagc_task task;
@@ -117,11 +88,9 @@ static tagc_status log_task(void *arg) {
     return TAGC_OK;
 }
 
-static void test_tasks(void **state) {
-    (void)state;
+TEST(test_tasks) {
     enum { N = 100 };
-    tagc_local_group *group;
-    tagc_comm *comm = lonely_comm(NULL, &group);
+    tagc_comm *comm = comm_alone(NULL);
     static order_task tasks[N];
     int log[N + 1], n_logged = 0;
     for (int i = 0; i < N; i++) {
@@ -143,7 +112,6 @@ static void test_tasks(void **state) {
     tagc_comm_submit(comm, &tasks[5].task); /* a task can be used again, and destroy waits for it */
     tagc_comm_destroy(comm);
     assert_int_equal(n_logged - 1, N);
-    tagc_local_group_destroy(group);
 }
 
 /* A task of actions that writes down what it does; each action waits for a word of the test's. */
@@ -201,16 +169,14 @@ static void nudge(tagc_comm *comm) {
 
 /* Three actions of a task post on lanes 0, 4 and 7. A younger one goes on as far as the older has left the lanes, whatever is
  * ready; where the older fails, all lanes are free. */
-static void test_task_actions(void **state) {
-    (void)state;
+TEST(test_task_actions) {
     static const uint32_t lanes[] = {1u << 0, 1u << 4, 1u << 7, 0};
     static const struct {
         int fails_at;
         const char *logs[4]; /* after so many actions of the older are ready, and all of the younger */
     } cases[] = {{-1, {"", "aA", "aAbB", "aAbBcC"}}, {1, {"", "aA", "aAbBC", "aAbBC"}}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        tagc_local_group *group;
-        tagc_comm *comm = lonely_comm(NULL, &group);
+        tagc_comm *comm = comm_alone(NULL);
         char log[32] = "";
         int older = 0, younger = 3;
         action_task first = with_actions("abc", lanes, cases[i].fails_at, &older, log),
@@ -229,16 +195,13 @@ static void test_task_actions(void **state) {
         assert_int_equal(tagc_comm_join(comm, &first.task), i ? TAGC_ERR_IO : TAGC_OK);
         if (i) assert_string_equal(tagc_last_error(), "action b went wrong");
         tagc_comm_destroy(comm);
-        tagc_local_group_destroy(group);
     }
 }
 
 static const tagc_heap heap = TAGC_HOST_HEAP;
 
-static void test_spares(void **state) {
-    (void)state;
-    tagc_local_group *group;
-    tagc_comm *comm = lonely_comm(NULL, &group);
+TEST(test_spares) {
+    tagc_comm *comm = comm_alone(NULL);
     tagc_spares *a, *b, *c;
     uint64_t small = 100 * sizeof(float), large = 4 * (uint64_t)TAGC_MORE_SPARE_BYTES;
     assert_int_equal(tagc_comm_spares_acquire(comm, small, &heap, &a), TAGC_OK);
@@ -270,7 +233,6 @@ static void test_spares(void **state) {
     assert_int_equal(tagc_comm_spares_acquire(comm, UINT64_MAX / 2 + 1, &heap, &a), TAGC_ERR_MEMORY);
     assert_null(a);
     tagc_comm_destroy(comm); /* frees b, which was not released */
-    tagc_local_group_destroy(group);
 }
 
 /* ---- trace ---- */
@@ -312,12 +274,11 @@ static void trace_body(rank_run *run) {
     tagc_comm_destroy(comm);
 }
 
-static void test_trace(void **state) {
-    (void)state;
+TEST(test_trace) {
     trace_log log = {.lock = PTHREAD_MUTEX_INITIALIZER};
     double before_s = tagc_time_s();
     assert_int_equal(tagc_local_group_create(2, &log.group), TAGC_OK);
-    run_ranks(2, trace_body, &log);
+    run_threads(2, trace_body, &log);
     tagc_local_group_destroy(log.group);
     assert_int_equal(log.n_events, 30);
     assert_int_equal(log.n_wrong, 0);
@@ -392,20 +353,18 @@ static void callback_body(rank_run *run) {
     tagc_comm_destroy(comm);
 }
 
-static void test_callback(void **state) {
-    (void)state;
+TEST(test_callback) {
     for (int W = 1; W <= 4; W++) {
         table t = {.n_inside = {0}};
         pthread_barrier_init(&t.barrier, NULL, (unsigned)W);
-        run_ranks(W, callback_body, &t);
+        run_threads(W, callback_body, &t);
         pthread_barrier_destroy(&t.barrier);
     }
 }
 
 /* ---- small things ---- */
 
-static void test_names(void **state) {
-    (void)state;
+TEST(test_names) {
     assert_string_equal(tagc_leg_name(TAGC_LEG_INDEX), "index");
     assert_string_equal(tagc_leg_name(TAGC_LEG_CONTROL), "control");
     assert_string_equal(tagc_leg_name(-1), "?");
@@ -437,15 +396,4 @@ static void test_names(void **state) {
     tagc_comm_destroy(NULL);
     tagc_local_group_destroy(NULL);
     tagc_comm_abort(NULL, "no comm");
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_local_storm),  cmocka_unit_test(test_all_gather),
-        cmocka_unit_test(test_barrier),      cmocka_unit_test(test_tasks),
-        cmocka_unit_test(test_task_actions), cmocka_unit_test(test_spares),
-        cmocka_unit_test(test_trace),        cmocka_unit_test(test_callback),
-        cmocka_unit_test(test_names),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,7 @@
 /* What a comm does when something goes wrong: every rank ends in time, with the status and text that tell
  * why, and no thread touches a buffer that was given back. */
-#include "ranks.h"
+#include "../ranks.h"
+#include "transport/comm.h"
 
 #include "core/clock.h"
 
@@ -11,33 +12,19 @@ static int has(const char *part) {
     return strstr(tagc_last_error(), part) != NULL;
 }
 
-static tagc_comm *join_group(rank_run *run, tagc_local_group *group, double timeout_s) {
+static void run_group(int world_size, double timeout_s, void (*body)(rank_run *run), void *shared) {
     tagc_comm_options options;
     tagc_comm_options_init(&options);
     options.timeout_s = timeout_s;
-    tagc_comm *comm = NULL;
-    CHECK(run, tagc_comm_create_local(group, run->rank, &options, &comm) == TAGC_OK);
-    return comm;
-}
-
-static void run_group(int world_size, void (*body)(rank_run *run)) {
-    tagc_local_group *group;
-    assert_int_equal(tagc_local_group_create(world_size, &group), TAGC_OK);
-    run_ranks(world_size, body, group);
-    tagc_local_group_destroy(group);
+    run_ranks_with(world_size, body, shared, &options, NULL);
 }
 
 /* ---- a rank that never answers ---- */
 
-typedef struct silent_shared {
-    tagc_local_group *group;
-    pthread_barrier_t all; /* before and after */
-} silent_shared;
-
 static void silent_body(rank_run *run) {
-    silent_shared *shared = run->shared;
-    tagc_comm *comm = join_group(run, shared->group, 0.3);
-    pthread_barrier_wait(&shared->all); /* so that nobody waits for a rank that is merely late */
+    pthread_barrier_t *all = run->shared; /* before and after */
+    tagc_comm *comm = run->comm;
+    pthread_barrier_wait(all); /* so that nobody waits for a rank that is merely late */
     double start_s = tagc_clock_s();
     if (run->rank != 2) {
         CHECK(run, tagc_comm_failed_rank(comm) == -1);
@@ -51,24 +38,20 @@ static void silent_body(rank_run *run) {
     }
     CHECK(run, tagc_clock_s() - start_s <
                    60); /* half the 120 s that hold where none are set, on a machine however busy */
-    pthread_barrier_wait(&shared->all);
-    tagc_comm_destroy(comm);
+    pthread_barrier_wait(all);
 }
 
-static void test_timeout(void **state) {
-    (void)state;
-    silent_shared shared;
-    assert_int_equal(tagc_local_group_create(3, &shared.group), TAGC_OK);
-    pthread_barrier_init(&shared.all, NULL, 3);
-    run_ranks(3, silent_body, &shared);
-    pthread_barrier_destroy(&shared.all);
-    tagc_local_group_destroy(shared.group);
+TEST(test_timeout) {
+    pthread_barrier_t all;
+    pthread_barrier_init(&all, NULL, 3);
+    run_group(3, 0.3, silent_body, &all);
+    pthread_barrier_destroy(&all);
 }
 
 /* ---- a rank that gives up, or leaves ---- */
 
 static void abort_body(rank_run *run) {
-    tagc_comm *comm = join_group(run, run->shared, 20);
+    tagc_comm *comm = run->comm;
     CHECK(run, tagc_comm_barrier(comm) == TAGC_OK || has("rank 1 gave up: the disk is full"));
     if (run->rank == 1) {
         usleep(20000);
@@ -80,22 +63,19 @@ static void abort_body(rank_run *run) {
         CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT && has("rank 1 gave up: the disk is full"));
     }
     CHECK(run, tagc_comm_failed_rank(comm) == 1);
-    tagc_comm_destroy(comm);
 }
 
 static void leave_body(rank_run *run) {
-    tagc_comm *comm = join_group(run, run->shared, 20);
+    tagc_comm *comm = run->comm;
     /* A rank that has gone on already may have found out before a slow one was through. */
     CHECK(run, tagc_comm_barrier(comm) == TAGC_OK || has("rank 1 left"));
     if (run->rank != 1) CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT && has("rank 1 left"));
-    tagc_comm_destroy(comm);
 }
 
-static void test_abort_and_leave(void **state) {
-    (void)state;
+TEST(test_abort_and_leave) {
     for (int i = 0; i < 5; i++) {
-        run_group(4, abort_body);
-        run_group(4, leave_body);
+        run_group(4, 20, abort_body, NULL);
+        run_group(4, 20, leave_body, NULL);
     }
 }
 
@@ -103,7 +83,7 @@ static void test_abort_and_leave(void **state) {
  * the address sanitizer sees who still reads them. */
 static void storm_abort_body(rank_run *run) {
     enum { N = 6, PART = 1 << 16, MAX_W = 8 };
-    tagc_comm *comm = join_group(run, run->shared, 20);
+    tagc_comm *comm = run->comm;
     tagc_part parts[MAX_W];
     uint32_t n_parts = 0;
     for (int r = 0; r < run->world_size; r++)
@@ -128,24 +108,21 @@ static void storm_abort_body(rank_run *run) {
         free(buffers[i]);
     }
     CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT && has("gave up: "));
-    tagc_comm_destroy(comm);
 }
 
-static void test_buffers_come_back(void **state) {
-    (void)state;
-    for (int i = 0; i < 12; i++) run_group(i % 3 == 0 ? 5 : i % 3 == 1 ? 6 : 8, storm_abort_body);
+TEST(test_buffers_come_back) {
+    for (int i = 0; i < 12; i++) run_group(i % 3 == 0 ? 5 : i % 3 == 1 ? 6 : 8, 20, storm_abort_body, NULL);
 }
 
 /* ---- sizes that do not agree ---- */
 
 typedef struct sizes_shared {
-    tagc_local_group *group;
     uint64_t n_sent, n_expected; /* from rank 0 to rank 1 */
 } sizes_shared;
 
 static void sizes_body(rank_run *run) {
     sizes_shared *shared = run->shared;
-    tagc_comm *comm = join_group(run, shared->group, 20);
+    tagc_comm *comm = run->comm;
     unsigned char send[64] = {0}, recv[128];
     tagc_part sends[2], receives[2];
     for (int i = 0; i < 2; i++) {
@@ -169,17 +146,13 @@ static void sizes_body(rank_run *run) {
     CHECK(run, status == TAGC_OK || has(text));
     CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_MISMATCH && has(text)); /* on rank 2, too */
     CHECK(run, tagc_comm_failed_rank(comm) == 0);
-    tagc_comm_destroy(comm);
 }
 
-static void test_sizes(void **state) {
-    (void)state;
+TEST(test_sizes) {
     static const uint64_t pairs[][2] = {{8, 16}, {16, 8}, {0, 16}, {16, 0}};
     for (int i = 0; i < 40; i++) {
         sizes_shared shared = {.n_sent = pairs[i % 4][0], .n_expected = pairs[i % 4][1]};
-        assert_int_equal(tagc_local_group_create(3, &shared.group), TAGC_OK);
-        run_ranks(3, sizes_body, &shared);
-        tagc_local_group_destroy(shared.group);
+        run_group(3, 20, sizes_body, &shared);
     }
 }
 
@@ -216,8 +189,7 @@ static const bad_transfer bad_transfers[] = {
     {{.n_sends = 2, .sends = falling}, "transfer.sends[0] has 4 bytes, and their buffer is NULL"},
 };
 
-static void test_bad_transfers(void **state) {
-    (void)state;
+TEST(test_bad_transfers) {
     for (size_t i = 0; i < sizeof bad_transfers / sizeof *bad_transfers; i++) {
         tagc_local_group *group;
         tagc_comm *comm;
@@ -240,8 +212,7 @@ static void test_bad_transfers(void **state) {
     }
 }
 
-static void test_find_part(void **state) {
-    (void)state;
+TEST(test_find_part) {
     tagc_part parts[9];
     for (int n = 0; n <= 9; n++) {
         for (int i = 0; i < n; i++) parts[i] = (tagc_part){3 * i + 1, 0, 0};
@@ -304,8 +275,7 @@ static const tagc_transport_ops flaky_ops = {
     .destroy = flaky_destroy,
 };
 
-static void test_failing_transport(void **state) {
-    (void)state;
+TEST(test_failing_transport) {
     tagc_comm *comm;
     flaky at_start = {.fail_start_at = 2};
     assert_int_equal(tagc_comm_create(&flaky_ops, &at_start, 0, 2, NULL, &comm), TAGC_OK);
@@ -394,8 +364,7 @@ static const tagc_transport_ops trickle_ops = {
     .destroy = trickle_destroy,
 };
 
-static void test_silence_and_total(void **state) {
-    (void)state;
+TEST(test_silence_and_total) {
     tagc_comm *comm;
     tagc_comm_options options;
     tagc_comm_options_init(&options);
@@ -462,11 +431,10 @@ static void cable_body(rank_run *run) {
     tagc_comm_destroy(comm);
 }
 
-static void test_failing_callback(void **state) {
-    (void)state;
+TEST(test_failing_callback) {
     cable shared = {.cut = 0};
     pthread_barrier_init(&shared.barrier, NULL, 2);
-    run_ranks(2, cable_body, &shared);
+    run_threads(2, cable_body, &shared);
     pthread_barrier_destroy(&shared.barrier);
 }
 
@@ -487,8 +455,7 @@ static void refuse(tagc_status got, tagc_status expected, tagc_comm **out, const
     assert_true(has(part));
 }
 
-static void test_ops_arguments(void **state) {
-    (void)state;
+TEST(test_ops_arguments) {
     flaky self = {0};
     tagc_comm *comm;
     tagc_transport_ops ops;
@@ -528,8 +495,7 @@ static void test_ops_arguments(void **state) {
            "ops.exchange is NULL");
 }
 
-static void test_option_arguments(void **state) {
-    (void)state;
+TEST(test_option_arguments) {
     tagc_comm *comm;
     tagc_local_group *group;
     assert_int_equal(tagc_local_group_create(2, &group), TAGC_OK);
@@ -636,30 +602,11 @@ static void told_body(rank_run *run) {
     tagc_comm_destroy(comm);
 }
 
-static void test_callbacks_that_tell(void **state) {
-    (void)state;
+TEST(test_callbacks_that_tell) {
     grapevine all = {.failure.status = TAGC_OK};
     pthread_mutex_init(&all.lock, NULL);
     pthread_cond_init(&all.told, NULL);
-    run_ranks(4, told_body, &all);
+    run_threads(4, told_body, &all);
     pthread_cond_destroy(&all.told);
     pthread_mutex_destroy(&all.lock);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_callbacks_that_tell),
-        cmocka_unit_test(test_timeout),
-        cmocka_unit_test(test_abort_and_leave),
-        cmocka_unit_test(test_buffers_come_back),
-        cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_bad_transfers),
-        cmocka_unit_test(test_silence_and_total),
-        cmocka_unit_test(test_find_part),
-        cmocka_unit_test(test_failing_transport),
-        cmocka_unit_test(test_failing_callback),
-        cmocka_unit_test(test_ops_arguments),
-        cmocka_unit_test(test_option_arguments),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

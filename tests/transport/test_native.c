@@ -26,8 +26,7 @@ static void storm_body(rank_run *run) {
 }
 
 /* Messages of up to max_bytes: above 1 MiB a sender waits for its receiver, above 256 kB a message is cut. */
-static void test_random_transfers(void **state) {
-    (void)state;
+TEST(test_random_transfers) {
     static const struct {
         int world_size, n_sockets;
         uint64_t max_bytes;
@@ -36,7 +35,7 @@ static void test_random_transfers(void **state) {
         native_group *group = native_group_make(cases[i].world_size, cases[i].n_sockets);
         uint64_t max_bytes = cases[i].max_bytes;
         group->extra = &max_bytes;
-        run_ranks(cases[i].world_size, storm_body, group);
+        run_threads(cases[i].world_size, storm_body, group);
         native_group_free(group);
     }
 }
@@ -59,8 +58,7 @@ static void counting_body(rank_run *run) {
 }
 
 /* Each rank has as many as it asks for, and no more than connections with a peer. By default loopback, whose rate nobody knows, has none. */
-static void test_threads(void **state) {
-    (void)state;
+TEST(test_threads) {
     static const struct {
         int asked, n_sockets, n_more;
     } cases[] = {{1, 4, 0}, {3, 4, 2}, {4, 2, 1}, {0, 4, 0}};
@@ -70,7 +68,7 @@ static void test_threads(void **state) {
         native_group *group = native_group_make(2, cases[i].n_sockets);
         group->n_threads = cases[i].asked;
         group->extra = &n_threads;
-        run_ranks(2, counting_body, group);
+        run_threads(2, counting_body, group);
         native_group_free(group);
         if (i == 0) n_alone = n_threads;
         assert_int_equal(n_threads - n_alone, 2 * cases[i].n_more);
@@ -83,8 +81,7 @@ static void test_threads(void **state) {
     assert_true(has("n_threads is 9, must be in [0, 8]"));
 }
 
-static void test_ipv6(void **state) {
-    (void)state;
+TEST(test_ipv6) {
     tagc_native *native;
     tagc_native_options options;
     tagc_native_options_init(&options);
@@ -98,7 +95,7 @@ static void test_ipv6(void **state) {
     uint64_t max_bytes = 100000;
     group->local = "::1";
     group->extra = &max_bytes;
-    run_ranks(3, storm_body, group);
+    run_threads(3, storm_body, group);
     native_group_free(group);
 }
 
@@ -136,10 +133,9 @@ static void behind_body(rank_run *run) {
     free(large);
 }
 
-static void test_lanes_do_not_block(void **state) {
-    (void)state;
+TEST(test_lanes_do_not_block) {
     native_group *group = native_group_make(2, 1);
-    run_ranks(2, behind_body, group);
+    run_threads(2, behind_body, group);
     native_group_free(group);
 }
 
@@ -192,12 +188,11 @@ static void run_failing(void (*body)(rank_run *), int world_size, double timeout
     native_group *group = native_group_make(world_size, 2);
     group->timeout_s = timeout_s;
     for (int r = 0; r < NATIVE_TEST_RANKS; r++) group->names[r] = 10 + r;
-    run_ranks(world_size, body, group);
+    run_threads(world_size, body, group);
     native_group_free(group);
 }
 
-static void test_abort_leave_silence(void **state) {
-    (void)state;
+TEST(test_abort_leave_silence) {
     run_failing(abort_body, 4, 60);
     run_failing(leave_body, 4, 60);
     run_failing(silent_body, 3, 0.3);
@@ -234,15 +229,14 @@ static void sizes_body(rank_run *run) {
     free(buffer);
 }
 
-static void test_sizes(void **state) {
-    (void)state;
+TEST(test_sizes) {
     static uint64_t sizes[][2] = {{8, 16},      {3 << 20, 2 << 20}, {2 << 20, 3 << 20},
                                   {0, 2 << 20}, {8, 2 << 20},       {2 << 20, 8}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         native_group *group = native_group_make(2, 1);
         for (int r = 0; r < 2; r++) group->names[r] = 10 + r;
         group->extra = sizes[i];
-        run_ranks(2, sizes_body, group);
+        run_threads(2, sizes_body, group);
         native_group_free(group);
     }
 }
@@ -292,8 +286,7 @@ static void storm_abort_body(rank_run *run) {
     tagc_comm_destroy(comm);
 }
 
-static void test_abort_amid_transfers(void **state) {
-    (void)state;
+TEST(test_abort_amid_transfers) {
     run_failing(storm_abort_body, 4, 60);
 }
 
@@ -333,8 +326,7 @@ static void killed_body(rank_run *run) {
     tagc_comm_destroy(comm);
 }
 
-static void test_killed_process(void **state) {
-    (void)state;
+TEST(test_killed_process) {
     int is_storm = 1;
     for (int i = 0; i < 2; i++) {
         native_group *group = native_group_make(3, 2);
@@ -346,7 +338,7 @@ static void test_killed_process(void **state) {
             killed_body(&run);
             _exit(1);
         }
-        run_ranks(2, killed_body, group);
+        run_threads(2, killed_body, group);
         int status;
         assert_int_equal(waitpid(child, &status, 0), child);
         assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
@@ -380,8 +372,7 @@ static void *end_and_say(void *arg) {
     return NULL;
 }
 
-static void test_the_first_is_named(void **state) {
-    (void)state;
+TEST(test_the_first_is_named) {
     native_group *group = native_group_make(3, 1);
     for (int r = 0; r < 3; r++) group->names[r] = 10 + r;
     rank_run run = {.rank = 0, .world_size = 3, .shared = group};
@@ -436,31 +427,16 @@ static void forking_body(rank_run *run) {
     tagc_comm_destroy(comm);
 }
 
-static void test_forks(void **state) {
-    (void)state;
+TEST(test_forks) {
     native_group *group = native_group_make(2, 1);
-    run_ranks(2, forking_body, group);
+    run_threads(2, forking_body, group);
     native_group_free(group);
     pthread_t forks;
     atomic_int is_over = 0;
     group = native_group_make(6, 4);
     pthread_create(&forks, NULL, fork_often, &is_over);
-    run_ranks(6, connecting_body, group);
+    run_threads(6, connecting_body, group);
     atomic_store(&is_over, 1);
     pthread_join(forks, NULL);
     native_group_free(group);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_transfers),
-                                       cmocka_unit_test(test_threads),
-                                       cmocka_unit_test(test_ipv6),
-                                       cmocka_unit_test(test_lanes_do_not_block),
-                                       cmocka_unit_test(test_abort_leave_silence),
-                                       cmocka_unit_test(test_sizes),
-                                       cmocka_unit_test(test_abort_amid_transfers),
-                                       cmocka_unit_test(test_killed_process),
-                                       cmocka_unit_test(test_the_first_is_named),
-                                       cmocka_unit_test(test_forks)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

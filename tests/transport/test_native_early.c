@@ -1,14 +1,9 @@
 /* How much a peer may send before its transfers have started here. No socket is in it: frames are fed as a read feeds them. */
+#include "../test.h"
 #include "transport/native/native.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { W = 2 };
 
@@ -64,8 +59,7 @@ static native_frame piece(uint64_t sequence, uint64_t at) {
                           .offset = at * NATIVE_PIECE_BYTES};
 }
 
-static void a_part_comes_once(void **state) {
-    (void)state;
+TEST(a_part_comes_once) {
     stage s;
     make(&s);
     for (uint64_t at = 0; at < 4; at++) assert_int_equal(feed(&s, piece(5, at)), TAGC_OK);
@@ -84,8 +78,7 @@ static void a_part_comes_once(void **state) {
     destroy(&s);
 }
 
-static void an_answer_comes_once(void **state) {
-    (void)state;
+TEST(an_answer_comes_once) {
     stage s;
     make(&s);
     const native_frame ready = {.kind = NATIVE_READY, .lane = 3, .sequence = 5, .total = 4 << 20};
@@ -95,8 +88,7 @@ static void an_answer_comes_once(void **state) {
     destroy(&s);
 }
 
-static void nobody_is_far_ahead(void **state) {
-    (void)state;
+TEST(nobody_is_far_ahead) {
     stage s;
     make(&s);
     s.self->n_started[3] = 100;
@@ -105,8 +97,7 @@ static void nobody_is_far_ahead(void **state) {
     destroy(&s);
 }
 
-static void all_of_them_have_a_limit(void **state) {
-    (void)state;
+TEST(all_of_them_have_a_limit) {
     stage s;
     make(&s);
     uint64_t most = NATIVE_MOST_EARLY_BYTES / NATIVE_PIECE_BYTES, n = 0;
@@ -119,14 +110,4 @@ static void all_of_them_have_a_limit(void **state) {
     assert_string_equal(tagc_last_error(), "rank 11 sent more than it may before its receiver has started");
     assert_true(n >= most * 9 / 10);
     destroy(&s);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_part_comes_once),
-        cmocka_unit_test(an_answer_comes_once),
-        cmocka_unit_test(nobody_is_far_ahead),
-        cmocka_unit_test(all_of_them_have_a_limit),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

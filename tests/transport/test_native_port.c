@@ -127,12 +127,11 @@ static void besieged_body(rank_run *run) {
     tagc_comm_destroy(comm);
 }
 
-static void test_strangers(void **state) {
-    (void)state;
+TEST(test_strangers) {
     native_group *group = native_group_make(2, 2);
     attack a = {.group = group};
     group->extra = &a;
-    run_ranks(2, besieged_body, group);
+    run_threads(2, besieged_body, group);
     assert_int_equal(a.n_refused_wrongly, 0);
     assert_int_equal(a.n_open, N_FLOOD);
     for (int i = 0; i < N_FLOOD; i++) close(a.idle[i]);
@@ -149,8 +148,7 @@ static void *connect_rank_0(void *arg) {
     return NULL;
 }
 
-static void test_repeated_key(void **state) {
-    (void)state;
+TEST(test_repeated_key) {
     native_group *group = native_group_make(2, 2);
     rank_run run = {.rank = 0, .world_size = 2, .shared = group};
     tagc_native *native = group->extra = native_open(&run, group);
@@ -195,8 +193,7 @@ static void *connect_rank(void *arg) {
 }
 
 /* Rank 1 gets an answer and is cut off while rank 0 still waits for rank 2. It calls again. */
-static void test_cut_off_after_the_answer(void **state) {
-    (void)state;
+TEST(test_cut_off_after_the_answer) {
     native_group *group = native_group_make(3, 1);
     rank_run run = {.rank = 0, .world_size = 3, .shared = group};
     tagc_native *native = group->extra = native_open(&run, group);
@@ -234,8 +231,7 @@ static int is_answered_as(int fd, int self, int caller, int key_from, int key_to
 }
 
 /* Rank 0 answers and is then cut off while rank 1 still waits for rank 2. Rank 1 calls it again. */
-static void test_caller_cut_off_after_the_answer(void **state) {
-    (void)state;
+TEST(test_caller_cut_off_after_the_answer) {
     native_group *group = native_group_make(3, 1);
     rank_run run = {.rank = 1, .world_size = 3, .shared = group};
     tagc_native *native = group->extra = native_open(&run, group);
@@ -294,11 +290,10 @@ static void timed_body(rank_run *run) {
     tagc_comm_destroy(comm);
 }
 
-static void test_host_without_power(void **state) {
-    (void)state;
+TEST(test_host_without_power) {
     native_group *group = native_group_make(2, 2);
     group->timeout_s = 34.567;
-    run_ranks(2, timed_body, group);
+    run_threads(2, timed_body, group);
     native_group_free(group);
 }
 
@@ -382,8 +377,7 @@ static void pretend_as(impostor kind, const char *expected) {
     native_group_free(group);
 }
 
-static void test_impostors(void **state) {
-    (void)state;
+TEST(test_impostors) {
     for (int kind = 0; kind < N_IMPOSTORS; kind++)
         pretend_as((impostor)kind, kind == IS_SILENT
                                        ? "it, or another program at its address, does not answer"
@@ -407,8 +401,7 @@ static tagc_status open_as(const char *local, int family, int n_sockets, int ran
     return tagc_native_open(&options, rank, world_size, out);
 }
 
-static void test_where_it_listens(void **state) {
-    (void)state;
+TEST(test_where_it_listens) {
     tagc_native *native;
     expect(open_as("eth99,nonsense", 0, 1, 0, 2, &native), TAGC_ERR_ARGUMENT,
            "no interface eth99,nonsense with an address is up on this host; there are: ");
@@ -438,8 +431,7 @@ static void test_where_it_listens(void **state) {
 }
 
 /* Of IPv6 as of IPv4, all of an address is what others call. */
-static void test_addresses(void **state) {
-    (void)state;
+TEST(test_addresses) {
     static const unsigned char hosts[][16] = {
         {10, 1, 2, 3}, {0x20, 0x01, 0x0d, 0xb8, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}};
     for (int i = 0; i < 2; i++) {
@@ -501,8 +493,7 @@ static int open_with_few_files(void) {
 
 /* A rank raises its soft limit as far as its connections need it. One that may open no more files hangs up on others, and says so
  * itself. */
-static void test_open_files(void **state) {
-    (void)state;
+TEST(test_open_files) {
     int status;
     pid_t child = fork();
     if (child == 0) _exit(open_with_few_files() & 255);
@@ -511,8 +502,7 @@ static void test_open_files(void **state) {
     assert_int_equal(WEXITSTATUS(status), 0);
 }
 
-static void test_misuse(void **state) {
-    (void)state;
+TEST(test_misuse) {
     tagc_native *native, *other;
     tagc_comm *comm;
     unsigned char addresses[2][TAGC_NATIVE_ADDRESS_BYTES], keys[4 * TAGC_NATIVE_KEY_BYTES];
@@ -554,18 +544,4 @@ static void test_misuse(void **state) {
     expect(tagc_comm_create_native(native, NULL, &second), TAGC_ERR_STATE, "already has a comm");
     assert_null(second); /* or both would free the connections */
     tagc_comm_destroy(comm);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_strangers),
-                                       cmocka_unit_test(test_repeated_key),
-                                       cmocka_unit_test(test_cut_off_after_the_answer),
-                                       cmocka_unit_test(test_caller_cut_off_after_the_answer),
-                                       cmocka_unit_test(test_host_without_power),
-                                       cmocka_unit_test(test_impostors),
-                                       cmocka_unit_test(test_where_it_listens),
-                                       cmocka_unit_test(test_addresses),
-                                       cmocka_unit_test(test_open_files),
-                                       cmocka_unit_test(test_misuse)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

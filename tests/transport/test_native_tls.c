@@ -57,8 +57,7 @@ static void send_over(native_tls *from, native_tls *to, size_t n_bytes) {
     free(received);
 }
 
-static void test_a_pair(void **state) {
-    (void)state;
+TEST(test_a_pair) {
     static const size_t sizes[] = {1, 32, 1 << 14, (1 << 14) + 1, 1 << 18};
     native_tls *pair[2];
     unsigned char byte;
@@ -95,14 +94,13 @@ static void storm_body(rank_run *run) {
     tagc_comm_destroy(comm);
 }
 
-static void test_random_transfers(void **state) {
-    (void)state;
+TEST(test_random_transfers) {
     if (!context) skip();
     static const int cases[][2] = {{2, 1}, {3, 4}, {5, 2}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         native_group *group = native_group_make(cases[i][0], cases[i][1]);
         group->tls = 1;
-        run_ranks(cases[i][0], storm_body, group);
+        run_threads(cases[i][0], storm_body, group);
         native_group_free(group);
     }
 }
@@ -119,12 +117,11 @@ static void abort_body(rank_run *run) {
     tagc_comm_destroy(comm);
 }
 
-static void test_abort(void **state) {
-    (void)state;
+TEST(test_abort) {
     if (!context) skip();
     native_group *group = native_group_make(3, 2);
     group->tls = 1;
-    run_ranks(3, abort_body, group);
+    run_threads(3, abort_body, group);
     native_group_free(group);
 }
 
@@ -144,11 +141,10 @@ static void one_without_body(rank_run *run) {
     tagc_native_destroy(native);
 }
 
-static void test_one_without(void **state) {
-    (void)state;
+TEST(test_one_without) {
     if (!context) skip();
     native_group *group = native_group_make(2, 1);
-    run_ranks(2, one_without_body, group);
+    run_threads(2, one_without_body, group);
     native_group_free(group);
 }
 
@@ -256,13 +252,12 @@ static onlooker watch(int tls, size_t spoil_at) {
     native_group *group = native_group_make(2, 1);
     group->tls = tls;
     group->extra = &o;
-    run_ranks(2, watched_body, group);
+    run_threads(2, watched_body, group);
     native_group_free(group);
     return o;
 }
 
-static void test_an_onlooker(void **state) {
-    (void)state;
+TEST(test_an_onlooker) {
     for (int tls = 0; tls < (context ? 2 : 1); tls++) {
         onlooker o = watch(tls, 0);
         assert_true(o.n_seen > 2 * PAYLOAD);
@@ -276,16 +271,14 @@ static void test_an_onlooker(void **state) {
     }
 }
 
-static void test_who_changes_a_byte(void **state) {
-    (void)state;
+TEST(test_who_changes_a_byte) {
     if (!context) skip();
     onlooker o = watch(1, PAYLOAD);
     free(o.seen);
 }
 
 /* A build without it says how to get it. */
-static void test_without(void **state) {
-    (void)state;
+TEST(test_without) {
     tagc_native_options options;
     tagc_native *native;
     tagc_native_options_init(&options);
@@ -304,13 +297,8 @@ static void test_without(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_without),           cmocka_unit_test(test_a_pair),
-        cmocka_unit_test(test_random_transfers),  cmocka_unit_test(test_abort),
-        cmocka_unit_test(test_one_without),       cmocka_unit_test(test_an_onlooker),
-        cmocka_unit_test(test_who_changes_a_byte)};
     (void)tagc_native_tls_open(&context);
-    int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int n_failed = test_run(NULL, NULL);
     tagc_native_tls_close(context);
     return n_failed;
 }

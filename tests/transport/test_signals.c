@@ -1,19 +1,14 @@
 /* Which signals the threads of a comm and of a pool take, as a child process with handlers sees it: what a thread raises itself
  * reaches the handler, and what is sent to the process does not. */
+#include "../test.h"
 #include "core/pool.h"
 #include "transport/comm.h"
 
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { N_RAISED = 7, N_SENT = 6, FAULT_SEEN = 7 };
 
@@ -121,22 +116,12 @@ static int run_child(void (*body)(void)) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
-static void what_a_thread_raises_reaches_the_handler(void **state) {
-    (void)state;
+TEST(what_a_thread_raises_reaches_the_handler) {
     assert_int_equal(run_child(crash_in_comm), FAULT_SEEN);
     assert_int_equal(run_child(crash_in_worker), FAULT_SEEN);
     assert_int_equal(run_child(crash_in_pool), FAULT_SEEN);
 }
 
-static void what_the_process_is_sent_waits_for_its_own_thread(void **state) {
-    (void)state;
+TEST(what_the_process_is_sent_waits_for_its_own_thread) {
     assert_int_equal(run_child(send_all), 0);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_a_thread_raises_reaches_the_handler),
-        cmocka_unit_test(what_the_process_is_sent_waits_for_its_own_thread),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -33,8 +33,8 @@ static tagc_model *make_model(member *m, int n_places) {
     all.sparsity = all.mild_sparsity = 0;
     all.format = all.mild_format = TAGC_FORMAT_INT8;
     tagc_model_options_init(&o);
-    o.schedule = &all;
-    o.residual = TAGC_FORMAT_FP32;
+    o.schedule.options = &all;
+    o.formats.residual = TAGC_FORMAT_FP32;
     (void)n_places;
     EXPECT(m, tagc_model_create(m->within, m->between, tensors, N_ALL, &o, &model) == TAGC_OK);
     return model;
@@ -107,7 +107,7 @@ static void no_list_body(member *m) {
     tagc_model *model = NULL;
     tagc_model_options o;
     tagc_model_options_init(&o);
-    o.output = TAGC_OUTPUT_UNIT;
+    o.layout.output = TAGC_OUTPUT_UNIT;
     EXPECT(m, tagc_model_create(m->within, m->between, tensors, N_ALL, &o, &model) == TAGC_OK);
     for (int step = 0; model && step < 3; step++) {
         int is_wrong = step == 1 && m->rank == 1;
@@ -144,8 +144,7 @@ static void no_piece_body(member *m) {
     free(a);
 }
 
-static void an_argument_of_one_rank(void **state) {
-    (void)state;
+TEST(an_argument_of_one_rank) {
     run_world(3, 1, no_piece_body, NULL);
     run_world(2, 2, no_piece_body, NULL);
     run_world(3, 1, no_list_body, NULL);
@@ -179,8 +178,7 @@ static void nonfinite_body(member *m) {
     free(a);
 }
 
-static void what_is_not_finite(void **state) {
-    (void)state;
+TEST(what_is_not_finite) {
     run_world(3, 1, nonfinite_body, NULL);
     run_world(2, 2, nonfinite_body, NULL);
 }
@@ -195,7 +193,7 @@ static void order_body(member *m) {
     tagc_model *model = NULL;
     tagc_model_options o;
     tagc_model_options_init(&o);
-    o.residual = TAGC_FORMAT_FP32;
+    o.formats.residual = TAGC_FORMAT_FP32;
     EXPECT(m, tagc_model_create(m->within, m->between, alike, 2, &o, &model) == TAGC_OK);
     for (int step = 0; model && step < 4 && !m->failure[0]; step++) {
         int is_swapped = step % 2 == 1, other = is_swapped && m->rank == 1;
@@ -225,8 +223,7 @@ static void order_body(member *m) {
     free(a);
 }
 
-static void units_in_another_order(void **state) {
-    (void)state;
+TEST(units_in_another_order) {
     run_world(2, 1, order_body, NULL);
     run_world(5, 1, order_body, NULL);
 }
@@ -256,8 +253,7 @@ static void calls_body(member *m) {
     free(a);
 }
 
-static void calls_in_a_wrong_order(void **state) {
-    (void)state;
+TEST(calls_in_a_wrong_order) {
     run_world(2, 1, calls_body, NULL);
 }
 
@@ -286,8 +282,7 @@ static void scale_body(member *m) {
     free(a);
 }
 
-static void residuals_follow_a_scale(void **state) {
-    (void)state;
+TEST(residuals_follow_a_scale) {
     run_world(2, 1, scale_body, NULL);
     run_world(2, 2, scale_body, NULL);
 }
@@ -308,9 +303,9 @@ static void made_body(member *m) {
         if (kind == 1) own[1].shape = other;
         if (kind == 2) own[2].kind = TAGC_CLASS_DENSE;
         if (kind == 3) own[2].unit = 0, own[1].unit = 1;
-        if (kind == 4) o.output = m->w->n_places > 1 ? TAGC_OUTPUT_HOST_SHARD : TAGC_OUTPUT_UNIT;
-        if (kind == 12) o.cut = TAGC_CUT_FLAT;
-        if (kind == 13) o.block = 64;
+        if (kind == 4) o.layout.output = m->w->n_places > 1 ? TAGC_OUTPUT_HOST_SHARD : TAGC_OUTPUT_UNIT;
+        if (kind == 12) o.layout.cut = TAGC_CUT_FLAT;
+        if (kind == 13) o.formats.block = 64;
     }
     static const uint64_t none[N_ALL * (MOST_RANKS + 1)];
     if ((kind >= 5 && kind < 12) || kind >= 15) expected = TAGC_ERR_ARGUMENT;
@@ -320,21 +315,21 @@ static void made_body(member *m) {
         if (kind == 6) own[1].name = "";
         if (kind == 7) own[2].unit = 7;
         if (kind == 8) own[2].unit = 2;
-        if (kind == 9) o.residual = TAGC_FORMAT_INT2;
+        if (kind == 9) o.formats.residual = TAGC_FORMAT_INT2;
         if (kind == 10) own[0].n_dims = 65;
         if (kind == 11) o.n_threads = 0;
-        if (kind == 14) o.cut = TAGC_CUT_FLAT_ARRAYS, o.sum = TAGC_ELEMENT_BF16;
-        if (kind == 15) o.cut = TAGC_CUT_RANGES;
-        if (kind == 16) o.ranges = none;
-        if (kind == 17) o.cut = TAGC_CUT_RANGES, o.ranges = none; /* which end before the tensors do */
+        if (kind == 14) o.layout.cut = TAGC_CUT_FLAT_ARRAYS, o.formats.sum = TAGC_ELEMENT_BF16;
+        if (kind == 15) o.layout.cut = TAGC_CUT_RANGES;
+        if (kind == 16) o.layout.ranges = none;
+        if (kind == 17)
+            o.layout.cut = TAGC_CUT_RANGES, o.layout.ranges = none; /* which end before the tensors do */
     }
     EXPECT(m, tagc_model_create(m->within, m->between, own, N_ALL, &o, &model) == expected);
     EXPECT(m, model == NULL && tagc_last_error()[0]);
     tagc_model_destroy(model);
 }
 
-static void ranks_that_differ(void **state) {
-    (void)state;
+TEST(ranks_that_differ) {
     for (int kind = 0; kind < 18; kind++) {
         run_world(3, 1, made_body, &kind);
         if (kind >= 5 && kind != 12 && kind != 13) run_world(1, 1, made_body, &kind);
@@ -348,7 +343,7 @@ static void flats_body(member *m) {
     tagc_model *model;
     float gradient[1024] = {0}, sums[1024];
     tagc_model_options_init(&o);
-    o.cut = TAGC_CUT_FLAT_ARRAYS;
+    o.layout.cut = TAGC_CUT_FLAT_ARRAYS;
     o.op = TAGC_OP_SUM;
     tagc_comm *within = m->w->n_places > 1 ? m->within : NULL;
     if (!EXPECT(m, tagc_model_create(within, m->between, tensors, N_ALL, &o, &model) == TAGC_OK)) return;
@@ -391,8 +386,7 @@ static void flats_body(member *m) {
     tagc_model_destroy(model);
 }
 
-static void lists_that_are_no_flats(void **state) {
-    (void)state;
+TEST(lists_that_are_no_flats) {
     run_world(2, 1, flats_body, NULL);
     run_world(2, 2, flats_body, NULL);
 }
@@ -515,7 +509,7 @@ static void lie_body(member *m) {
     tagc_model *model = NULL;
     tagc_model_options o;
     tagc_model_options_init(&o);
-    o.output = about->output;
+    o.layout.output = about->output;
     become_liar(m);
     EXPECT(m, tagc_model_create(m->within, m->between, tensors, N_ALL, &o, &model) == TAGC_OK);
     for (int step = 0; step < 20 && !m->failure[0]; step++) { /* the last one decides */
@@ -537,8 +531,7 @@ static void lie_body(member *m) {
     free(a);
 }
 
-static void a_lie_to_one_place(void **state) {
-    (void)state;
+TEST(a_lie_to_one_place) {
     static const int outputs[] = {TAGC_OUTPUT_SHARD, TAGC_OUTPUT_HOST_SHARD, TAGC_OUTPUT_UNIT};
     for (int what = DAMAGE_BODY; what <= DAMAGE_LENGTH; what++)
         for (size_t i = 0; i < sizeof outputs / sizeof *outputs; i++) {
@@ -559,7 +552,7 @@ static void order_of_ends_body(member *m) {
     tagc_model *model = NULL;
     tagc_model_options o;
     tagc_model_options_init(&o);
-    o.output = *(int *)m->w->shared;
+    o.layout.output = *(int *)m->w->shared;
     EXPECT(m, tagc_model_create(m->within, m->between, three, 3, &o, &model) == TAGC_OK);
     for (int step = 0; model && step < 3; step++) {
         int is_wrong = step == 1;
@@ -580,19 +573,7 @@ static void order_of_ends_body(member *m) {
     free(a);
 }
 
-static void units_that_end_in_another_order(void **state) {
-    (void)state;
+TEST(units_that_end_in_another_order) {
     int outputs[] = {TAGC_OUTPUT_SHARD, TAGC_OUTPUT_UNIT};
     for (int i = 0; i < 2; i++) run_world(2, 2, order_of_ends_body, &outputs[i]);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_argument_of_one_rank),         cmocka_unit_test(what_is_not_finite),
-        cmocka_unit_test(units_in_another_order),          cmocka_unit_test(residuals_follow_a_scale),
-        cmocka_unit_test(calls_in_a_wrong_order),          cmocka_unit_test(ranks_that_differ),
-        cmocka_unit_test(lists_that_are_no_flats),         cmocka_unit_test(a_lie_to_one_place),
-        cmocka_unit_test(units_that_end_in_another_order),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -100,18 +100,18 @@ static void same_plans_body(member *m) {
     tagc_schedule_options_init(&so);
     so.fresh = 1;
     tagc_model_options_init(&o);
-    o.output = TAGC_OUTPUT_UNIT;
-    o.schedule = &so;
-    o.moment = TAGC_MOMENT_NONE;
+    o.layout.output = TAGC_OUTPUT_UNIT;
+    o.schedule.options = &so;
+    o.schedule.moment = TAGC_MOMENT_NONE;
     choose(&s, UINT32_MAX, &whole);
     EXPECT(m, tagc_model_create(NULL, m->between, whole.tensors, whole.n, &o, &whole.model) == TAGC_OK);
     EXPECT(m, tagc_model_follow(whole.model) == TAGC_ERR_STATE);
     tagc_schedule *schedule = make_schedule(m, &whole, &so, number);
-    o.follows = schedule;
+    o.schedule.follows = schedule;
     for (uint32_t u = 0; u < N_UNITS; u++) {
         choose(&s, u, &units[u]);
         for (uint32_t i = 0; i < units[u].n; i++) own[i] = number[units[u].numbers[i]];
-        o.numbers = own;
+        o.schedule.numbers = own;
         o.tag = u;
         EXPECT(m, tagc_model_create(NULL, m->between, units[u].tensors, units[u].n, &o, &units[u].model) ==
                       TAGC_OK);
@@ -152,8 +152,7 @@ static void same_plans_body(member *m) {
     tagc_schedule_destroy(schedule);
 }
 
-static void a_schedule_of_the_callers(void **state) {
-    (void)state;
+TEST(a_schedule_of_the_callers) {
     run_world(2, 1, same_plans_body, NULL);
     run_world(3, 1, same_plans_body, NULL);
 }
@@ -167,10 +166,10 @@ static void make_one(member *m, shape_of_model *s, own_unit *u, int output, uint
     tagc_schedule_options_init(&so);
     so.gentle = 0;
     tagc_model_options_init(&o);
-    o.output = output;
-    o.schedule = &so;
+    o.layout.output = output;
+    o.schedule.options = &so;
     o.rests = rests;
-    o.residual = TAGC_FORMAT_FP32;
+    o.formats.residual = TAGC_FORMAT_FP32;
     choose(s, UINT32_MAX, u);
     EXPECT(m, tagc_model_create(m->within, m->between, u->tensors, u->n, &o, &u->model) == TAGC_OK);
 }
@@ -246,8 +245,7 @@ static void residuals_body(member *m) {
     drop(&u);
 }
 
-static void residuals_by_tensor(void **state) {
-    (void)state;
+TEST(residuals_by_tensor) {
     run_world(3, 1, residuals_body, NULL);
     run_world(2, 2, residuals_body, NULL);
 }
@@ -319,8 +317,7 @@ static void words_of_hosts_body(member *m) {
     drop(&u);
 }
 
-static void a_word_and_a_rank_that_fails(void **state) {
-    (void)state;
+TEST(a_word_and_a_rank_that_fails) {
     run_world(3, 1, words_body, NULL);
     run_world(2, 2, words_of_hosts_body, NULL);
 }
@@ -353,8 +350,7 @@ static void parts_body(member *m) {
     drop(&u);
 }
 
-static void statistics_of_parts(void **state) {
-    (void)state;
+TEST(statistics_of_parts) {
     run_world(2, 1, parts_body, NULL);
 }
 
@@ -387,19 +383,7 @@ static void rests_body(member *m) {
     drop(&u);
 }
 
-static void tensors_that_rest(void **state) {
-    (void)state;
+TEST(tensors_that_rest) {
     run_world(2, 1, rests_body, NULL);
     run_world(3, 1, rests_body, NULL);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_schedule_of_the_callers),
-        cmocka_unit_test(residuals_by_tensor),
-        cmocka_unit_test(a_word_and_a_rank_that_fails),
-        cmocka_unit_test(statistics_of_parts),
-        cmocka_unit_test(tensors_that_rest),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

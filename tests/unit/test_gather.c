@@ -118,8 +118,7 @@ static void follow_body(member *m) {
 static const int worlds[][2] = {{2, 2}, {3, 2}, {2, 3}, {4, 2}, {1, 4}, {4, 1}, {2, 4}};
 enum { N_WORLDS = sizeof worlds / sizeof *worlds, STRIDE = REPEATS(1, 3, 5) };
 
-static void test_as_one_level(void **state) {
-    (void)state;
+TEST(test_as_one_level) {
     int n = 0;
     for (int w = 0; w < N_WORLDS; w++)
         for (int kind = 0; kind < TAGC_N_GATHER_KINDS; kind++) {
@@ -164,8 +163,7 @@ static void many_body(member *m) {
     free(own), free(full);
 }
 
-static void test_many(void **state) {
-    (void)state;
+TEST(test_many) {
     run_world(2, 2, many_body, NULL);
     run_world(3, 2, many_body, NULL);
 }
@@ -187,8 +185,7 @@ static void broken_body(member *m) {
     tagc_flat_gatherer_destroy(gatherer);
 }
 
-static void test_broken(void **state) {
-    (void)state;
+TEST(test_broken) {
     run_world(2, 2, broken_body, NULL);
     run_world(2, 3, broken_body, NULL);
 }
@@ -203,14 +200,7 @@ static void differing_body(member *m) {
     EXPECT(m, gatherer == NULL && strstr(tagc_last_error(), "format"));
 }
 
-static void test_differing(void **state) {
-    (void)state;
+TEST(test_differing) {
     run_world(2, 2, differing_body, NULL);
     run_world(3, 2, differing_body, NULL);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_as_one_level), cmocka_unit_test(test_many),
-                                       cmocka_unit_test(test_broken), cmocka_unit_test(test_differing)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -36,7 +36,7 @@ static size_t cut(tagc_piece *pieces, char *array, size_t element_bytes, uint32_
     return n_pieces;
 }
 
-/* Ranges of all tensors, of which some owners have nothing: what tagc_model_options.ranges takes. */
+/* Ranges of all tensors, of which some owners have nothing: what tagc_model_options.layout.ranges takes. */
 static void make_ranges(const shape_of_model *shape, int n_owners, uint64_t seed, uint64_t *ranges) {
     for (uint32_t t = 0; t < shape->n; t++)
         for (int owner = 0; owner <= n_owners; owner++, ranges++) {
@@ -196,15 +196,15 @@ static void plain_body(member *m) {
     all.sparsity = all.mild_sparsity = 0;
     all.format = all.mild_format = TAGC_FORMAT_FP32;
     tagc_model_options_init(&o);
-    o.schedule = &all;
-    o.output = c->output;
+    o.schedule.options = &all;
+    o.layout.output = c->output;
     o.op = c->op;
-    o.gradient = c->gradient;
-    o.sum = c->sum;
-    o.cut = c->cut;
+    o.formats.gradient = c->gradient;
+    o.formats.sum = c->sum;
+    o.layout.cut = c->cut;
     uint64_t ranges[MOST_TENSORS * (MOST_RANKS + 1)];
     make_ranges(&c->shape, n_owners_of(m, c->output), c->seed, ranges);
-    if (c->cut == TAGC_CUT_RANGES) o.ranges = ranges;
+    if (c->cut == TAGC_CUT_RANGES) o.layout.ranges = ranges;
     if (!EXPECT(m, tagc_model_create(m->within, m->between, c->shape.tensors, c->shape.n, &o, &model) ==
                        TAGC_OK))
         return;
@@ -244,8 +244,7 @@ static void plain_body(member *m) {
     tagc_model_destroy(model);
 }
 
-static void sums_are_plain_sums(void **state) {
-    (void)state;
+TEST(sums_are_plain_sums) {
     static const int worlds[][2] = {{1, 1}, {2, 1}, {3, 1}, {5, 1}, {8, 1},
                                     {2, 2}, {3, 2}, {2, 3}, {4, 2}, {1, 3}};
     static const int cuts[] = {TAGC_CUT_ROWS,        TAGC_CUT_ROWS,   TAGC_CUT_ROWS,
@@ -306,14 +305,14 @@ static void lossy_body(member *m) {
     tagc_model_options o;
     tagc_model *model;
     tagc_model_options_init(&o);
-    o.output = c->output;
-    o.cut = c->cut;
+    o.layout.output = c->output;
+    o.layout.cut = c->cut;
     o.op = TAGC_OP_SUM;
-    o.moment = c->moment;
-    o.residual = TAGC_FORMAT_FP32;
+    o.schedule.moment = c->moment;
+    o.formats.residual = TAGC_FORMAT_FP32;
     uint64_t ranges[MOST_TENSORS * (MOST_RANKS + 1)];
     make_ranges(&c->shape, n_owners_of(m, c->output), c->seed, ranges);
-    if (c->cut == TAGC_CUT_RANGES) o.ranges = ranges;
+    if (c->cut == TAGC_CUT_RANGES) o.layout.ranges = ranges;
     if (!EXPECT(m, tagc_model_create(m->within, m->between, c->shape.tensors, c->shape.n, &o, &model) ==
                        TAGC_OK))
         return;
@@ -398,8 +397,7 @@ static void lossy(int n_hosts, int n_places, int output, int cut, int moment, in
     for (int r = 0; r < n_ranks; r++) free(c.sent[r]), free(c.residual[r]);
 }
 
-static void nothing_is_lost(void **state) {
-    (void)state;
+TEST(nothing_is_lost) {
     for (int output = 0; output < 3; output++)
         for (int cut = 0; cut < 2; cut++)
             lossy(3, 1, output, cut, TAGC_MOMENT_NONE, 170, 1, 10 + (uint64_t)output);
@@ -439,16 +437,6 @@ static void defaults_are_safe_body(member *m) {
     tagc_model_destroy(model);
 }
 
-static void defaults_are_safe(void **state) {
-    (void)state;
+TEST(defaults_are_safe) {
     run_world(2, 1, defaults_are_safe_body, NULL);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sums_are_plain_sums),
-        cmocka_unit_test(nothing_is_lost),
-        cmocka_unit_test(defaults_are_safe),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,14 +1,11 @@
 /* The policy of names, against classes and reasons in policy.tsv that regular expressions gave: those of the names that the tests of Python
  * list, of models of transformers 5.23, and of made-up ones of the same words. Then what holds for any name, also a hostile one. */
+#include "../test.h"
 #include "tagc/policy.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define RANDOM_SEED 52
 #include "../codec/random.h"
@@ -60,8 +57,7 @@ static void check_row(const row *r) {
     check_class(r->name, r);
 }
 
-static void known_names(void **state) {
-    (void)state;
+TEST(known_names) {
     assert_true(for_all_rows(check_row) > 400);
 }
 
@@ -83,13 +79,11 @@ static void check_wrapped(const row *r) {
     assert_null(strstr(clean, "wrapped_module"));
 }
 
-static void wrappers_change_nothing(void **state) {
-    (void)state;
+TEST(wrappers_change_nothing) {
     for_all_rows(check_wrapped);
 }
 
-static void clean_names(void **state) {
-    (void)state;
+TEST(clean_names) {
     static const char *const cases[][2] = {
         {"a._orig_mod.weight", "a.weight"},
         {"_orig_mod.a", "a"},
@@ -115,8 +109,7 @@ static void require_refusal(tagc_status status, const char *words) {
     if (!strstr(tagc_last_error(), words)) fail_msg("%s: %s", words, tagc_last_error());
 }
 
-static void what_is_refused(void **state) {
-    (void)state;
+TEST(what_is_refused) {
     const uint64_t large[] = {(uint64_t)1 << 32, (uint64_t)1 << 32}, empty[] = {UINT64_MAX, UINT64_MAX, 0};
     tagc_class class_;
     const char *reason;
@@ -137,8 +130,7 @@ static void what_is_refused(void **state) {
 }
 
 /* Matrices below min_elems are dense, and nothing else depends on it. */
-static void min_elems_is_a_choice(void **state) {
-    (void)state;
+TEST(min_elems_is_a_choice) {
     const uint64_t shape[] = {2, 2};
     tagc_class class_;
     for (uint64_t min_elems = 0; min_elems < 9; min_elems++) {
@@ -197,8 +189,7 @@ static void check_any(const char *made, const uint64_t *shape, size_t n_dims) {
     free(other);
 }
 
-static void any_name(void **state) {
-    (void)state;
+TEST(any_name) {
     static char name[LONG + 64];
     for (int trial = 0; trial < N_RANDOM; trial++) {
         random_begin(1, (uint64_t)trial);
@@ -210,8 +201,7 @@ static void any_name(void **state) {
     }
 }
 
-static void long_names(void **state) {
-    (void)state;
+TEST(long_names) {
     static char name[LONG + 64];
     static const char *const repeated[] = {"w",          ".",   "_",        "q_",    "a.",       "weight.",
                                            "_orig_mod.", "nor", "attentio", "posit", "\xc3\xa4", "\xff"};
@@ -224,14 +214,4 @@ static void long_names(void **state) {
     random_begin(2, 0);
     for (size_t n = 0; n < LONG;) n += add_piece(name + n);
     check_any(name, shape, 2);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(known_names), cmocka_unit_test(wrappers_change_nothing),
-        cmocka_unit_test(clean_names), cmocka_unit_test(what_is_refused),
-        cmocka_unit_test(any_name),    cmocka_unit_test(min_elems_is_a_choice),
-        cmocka_unit_test(long_names),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

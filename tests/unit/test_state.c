@@ -31,11 +31,11 @@ static tagc_model *make_model(member *m, const state_case *c) {
     tagc_model_options o;
     tagc_model *model = NULL;
     tagc_model_options_init(&o);
-    o.output = c->output;
-    o.moment = c->moment;
-    o.residual = c->residual;
+    o.layout.output = c->output;
+    o.schedule.moment = c->moment;
+    o.formats.residual = c->residual;
     o.op = c->op;
-    o.cut = c->cut;
+    o.layout.cut = c->cut;
     EXPECT(m, tagc_model_create(m->within, m->between, c->shape.tensors, c->shape.n, &o, &model) == TAGC_OK);
     return model;
 }
@@ -152,10 +152,9 @@ static void close_case(state_case *c) {
     pthread_mutex_destroy(&c->lock);
 }
 
-static void same_ranks_go_on_bit_for_bit(void **state) {
+TEST(same_ranks_go_on_bit_for_bit) {
     static const int worlds[][4] = {{1, 1, 0, 0}, {3, 1, 0, 0}, {2, 1, 1, 0}, {2, 2, 0, 0},
                                     {2, 3, 2, 0}, {3, 1, 0, 1}, {2, 2, 0, 1}};
-    (void)state;
     static const int n_before[] = {7, 127, 67, 127, 67, 127, 67}; /* within a window; at several levels */
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
         state_case c = {.seed = 40 + i,
@@ -175,13 +174,12 @@ static void same_ranks_go_on_bit_for_bit(void **state) {
     }
 }
 
-static void other_ranks_get_the_same_sum(void **state) {
+TEST(other_ranks_get_the_same_sum) {
     static const int worlds[][7] = {/* hosts, places; then hosts, places; output; cut, then cut */
                                     {3, 1, 2, 1, 0, 0, 0}, {2, 1, 5, 1, 0, 0, 0}, {4, 1, 2, 2, 0, 0, 0},
                                     {2, 2, 3, 1, 0, 0, 0}, {2, 2, 3, 2, 2, 0, 0}, {3, 1, 2, 1, 1, 0, 0},
                                     {6, 1, 1, 1, 0, 0, 0}, {3, 1, 2, 1, 0, 1, 1}, {2, 2, 3, 1, 0, 1, 1},
                                     {3, 1, 3, 1, 0, 0, 1}, {3, 1, 3, 1, 0, 1, 0}, {2, 3, 2, 2, 2, 1, 1}};
-    (void)state;
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
         state_case c = {.seed = 60 + i,
                         .output = worlds[i][4],
@@ -266,7 +264,7 @@ static void other_magic(state_case *c, member *m, const void **files, size_t *si
     files[1] = copy;
 }
 
-static void what_does_not_fit_is_refused(void **state) {
+TEST(what_does_not_fit_is_refused) {
     static const struct {
         void (*spoil)(state_case *c, member *m, const void **files, size_t *sizes, size_t *n);
         tagc_status expected;
@@ -279,7 +277,6 @@ static void what_does_not_fit_is_refused(void **state) {
                  {none, TAGC_ERR_STATE, "no rank has a file"},
                  {one_of_another_run, TAGC_ERR_MISMATCH, "save"},
                  {other_magic, TAGC_ERR_CORRUPT, "TAGCMODL"}};
-    (void)state;
     state_case c = {.seed = 80, .moment = TAGC_MOMENT_NONE, .residual = -1, .n_before = 30}, other = c;
     open_case(&c, 3);
     open_case(&other, 3);
@@ -339,8 +336,7 @@ static void hostile_body(member *m) {
     tagc_model_destroy(model);
 }
 
-static void hostile_files_do_no_harm(void **state) {
-    (void)state;
+TEST(hostile_files_do_no_harm) {
     for (int cut = 0; cut < 2; cut++) {
         state_case c = {.seed = 90, .moment = TAGC_MOMENT_NONE, .residual = -1, .n_before = 30, .cut = cut};
         open_case(&c, 3);
@@ -353,14 +349,4 @@ static void hostile_files_do_no_harm(void **state) {
         }
         close_case(&c);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(same_ranks_go_on_bit_for_bit),
-        cmocka_unit_test(other_ranks_get_the_same_sum),
-        cmocka_unit_test(what_does_not_fit_is_refused),
-        cmocka_unit_test(hostile_files_do_no_harm),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

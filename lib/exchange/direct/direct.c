@@ -62,7 +62,8 @@ static void choose_codes(tagc_reducer *r) {
 static void place(tagc_reducer *r, tagc_arena *arena) {
     tagc_direct *d = tagc_direct_of(r);
     /* Bodies of another format have another length. Ranks change it together, as they need not a sparsity. */
-    if (d->fragment.values != r->options.format || d->fragment.block != r->options.block) d->has_agreed = 0;
+    if (d->fragment.values != r->options.format || d->fragment.block != r->options.block)
+        d->travel.has_agreed = 0;
     choose_codes(r);
     tagc_batches_place(r, arena);
     tagc_fragments_place(r, arena);
@@ -98,10 +99,10 @@ static tagc_status then_in(tagc_reducer *r, tagc_action_fn next, tagc_message *a
 
 static tagc_status start(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
-    d->n_encoded = d->n_parcels_out = d->n_added = 0;
+    d->step.n_encoded = d->step.n_parcels_out = d->step.n_added = 0;
     /* With several parcels, bodies of one are sent before headers of another. */
     tagc_then(r, encode, NULL, 0, TAGC_ROUND_HEADERS,
-              d->n_parcels > 1 ? TAGC_ROUND_BODIES : TAGC_ROUND_HEADERS);
+              d->travel.n_parcels > 1 ? TAGC_ROUND_BODIES : TAGC_ROUND_HEADERS);
     return TAGC_OK;
 }
 

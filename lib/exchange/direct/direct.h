@@ -33,13 +33,9 @@ typedef struct tagc_fragment {
     int is_void;  /* not to be added: its sender failed or is not finite, or its header is wrong */
 } tagc_fragment;
 
-typedef struct tagc_direct {
-    void *ahead; /* of the step under way, if that is ahead */
-    tagc_code_options fragment, sums;
-    const tagc_code *fragment_code, *sums_code;
-    tagc_batches batches;
-    /* How fragments travel, the same on all ranks. So it follows from the options that they agreed on when the reducer was
-     * made, and from the last step that succeeded; this rank's k may have changed since. */
+/* How fragments travel, the same on all ranks. So it follows from the options that they agreed on when the reducer was made, and from
+ * the last step that succeeded; this rank's k may have changed since. */
+typedef struct tagc_travel {
     int is_small; /* one parcel, with the front of every body beside its header */
     int parcel;   /* fragments per message */
     int n_parcels;
@@ -49,6 +45,23 @@ typedef struct tagc_direct {
     size_t window_bytes; /* 0: the default */
     size_t eager[2];     /* size of the front of a body, and of a body of sums; the same on all ranks */
     int has_agreed;
+} tagc_travel;
+
+/* A step under way. */
+typedef struct tagc_direct_step {
+    int n_encoded, n_parcels_out; /* turns; parcels whose bodies are under way */
+    int n_added;                  /* ranks */
+    int *senders;                 /* (W,) of what a message brings */
+    void *discarded; /* of a step that fails: a list of blocks for bodies that are too long for their rows */
+} tagc_direct_step;
+
+typedef struct tagc_direct {
+    void *ahead; /* of the step under way, if that is ahead */
+    tagc_code_options fragment, sums;
+    const tagc_code *fragment_code, *sums_code;
+    tagc_batches batches;
+    tagc_travel travel;
+    tagc_direct_step step;
     size_t stride;   /* size of a row: a header and the largest body */
     size_t capacity; /* of a body in a row */
 
@@ -59,12 +72,6 @@ typedef struct tagc_direct {
     tagc_fragment *sent;     /* (window * parcel + 1) */
     tagc_fragment *received; /* (W,) */
     tagc_body *bodies;       /* (W,) to be decoded; bytes are NULL if a body does not count */
-
-    /* the step under way */
-    int n_encoded, n_parcels_out; /* turns; parcels whose bodies are under way */
-    int n_added;                  /* ranks */
-    int *senders;                 /* (W,) of what a message brings */
-    void *discarded; /* of a step that fails: a list of blocks for bodies that are too long for their rows */
 } tagc_direct;
 
 /* What the next action waits for, and the rounds in which it posts, as in tagc_then. */
@@ -121,11 +128,11 @@ void tagc_results_decode(tagc_reducer *r);
 
 /* ---- volume.c ---- */
 
-/* Sets d->eager for the first step; _choose_eager sets it for later ones. */
+/* Sets travel.eager for the first step; _choose_eager sets it for later ones. */
 void tagc_direct_guess_eager(tagc_reducer *r);
 /* Notes the size of a body that this rank sends, or if i is 1, of its body of sums. */
 void tagc_direct_note_length(tagc_reducer *r, int i, size_t n_bytes);
-/* Sets d->eager from the longest bodies of a step that succeeded. */
+/* Sets travel.eager from the longest bodies of a step that succeeded. */
 void tagc_direct_choose_eager(tagc_reducer *r);
 
 tagc_status tagc_direct_volume(tagc_reducer *r, const tagc_volume_data *data, tagc_volume *out);

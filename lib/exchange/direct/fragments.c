@@ -31,16 +31,16 @@ static void choose_parcels(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
     int n_partners = r->world_size - 1;
     size_t n = (PARCEL_ELEMS + r->shard - 1) / r->shard;
-    d->parcel = fits(r) || !has_lanes(r) || n >= (size_t)n_partners ? n_partners : (int)n;
-    d->n_parcels = n_partners ? (n_partners + d->parcel - 1) / d->parcel : 0;
-    if (!d->window_bytes) d->window_bytes = window_bytes;
-    size_t window = d->window_bytes / d->stride / (size_t)(d->parcel ? d->parcel : 1);
+    d->travel.parcel = fits(r) || !has_lanes(r) || n >= (size_t)n_partners ? n_partners : (int)n;
+    d->travel.n_parcels = n_partners ? (n_partners + d->travel.parcel - 1) / d->travel.parcel : 0;
+    if (!d->travel.window_bytes) d->travel.window_bytes = window_bytes;
+    size_t window = d->travel.window_bytes / d->stride / (size_t)(d->travel.parcel ? d->travel.parcel : 1);
     if (window < LEAST_WINDOW) window = LEAST_WINDOW;
-    d->window = window < (size_t)d->n_parcels ? (int)window : d->n_parcels;
+    d->travel.window = window < (size_t)d->travel.n_parcels ? (int)window : d->travel.n_parcels;
 }
 
 static size_t own_row_out(const tagc_direct *d) {
-    return (size_t)d->window * (size_t)d->parcel;
+    return (size_t)d->travel.window * (size_t)d->travel.parcel;
 }
 
 void tagc_fragments_place(tagc_reducer *r, tagc_arena *arena) {
@@ -49,21 +49,22 @@ void tagc_fragments_place(tagc_reducer *r, tagc_arena *arena) {
     d->capacity = d->fragment_code->max_bytes(&d->fragment) + MARGIN;
     if (tagc_direct_has_results(r))
         d->capacity = larger(d->capacity, d->sums_code->max_bytes(&d->sums) + MARGIN);
-    d->is_small = fits(r) && has_lanes(r);
+    d->travel.is_small = fits(r) && has_lanes(r);
     tagc_direct_guess_eager(r);
-    d->stride = tagc_aligned(TAGC_WIRE_HEADER_BYTES + larger(d->capacity, larger(d->eager[0], d->eager[1])));
+    d->stride = tagc_aligned(TAGC_WIRE_HEADER_BYTES +
+                             larger(d->capacity, larger(d->travel.eager[0], d->travel.eager[1])));
     choose_parcels(r);
-    tagc_room rooms[] = {{2 * d->window, d->parcel}, {2, r->world_size - 1}};
+    tagc_room rooms[] = {{2 * d->travel.window, d->travel.parcel}, {2, r->world_size - 1}};
     tagc_messages_place(r, arena, rooms, 2);
     if (r->messages) {
         d->header_out = r->messages;
-        d->body_out = d->header_out + d->window;
-        d->result_out = d->body_out + d->window;
+        d->body_out = d->header_out + d->travel.window;
+        d->result_out = d->body_out + d->travel.window;
     }
     d->sent = tagc_arena_take(arena, own_row_out(d) + 1, sizeof *d->sent);
     d->received = tagc_arena_take(arena, n_ranks, sizeof *d->received);
     d->bodies = tagc_arena_take(arena, n_ranks, sizeof *d->bodies);
-    d->senders = tagc_arena_take(arena, n_ranks, sizeof *d->senders);
+    d->step.senders = tagc_arena_take(arena, n_ranks, sizeof *d->step.senders);
 }
 
 void tagc_fragments_place_work(tagc_reducer *r, tagc_arena *arena) {
@@ -86,16 +87,16 @@ char *tagc_direct_row_out(const tagc_reducer *r, int t) {
 
 /* The turn after the last one of parcel p. */
 static int parcel_end(const tagc_reducer *r, int p) {
-    int end = (p + 1) * tagc_direct_of(r)->parcel;
+    int end = (p + 1) * tagc_direct_of(r)->travel.parcel;
     return end < r->world_size - 1 ? end : r->world_size - 1;
 }
 
 static tagc_message *header_of(const tagc_direct *d, int p) {
-    return &d->header_out[p % d->window];
+    return &d->header_out[p % d->travel.window];
 }
 
 static tagc_message *body_of(const tagc_direct *d, int p) {
-    return &d->body_out[p % d->window];
+    return &d->body_out[p % d->travel.window];
 }
 
 /* Writes the header of a body that is already behind it, and zeros if the body is shorter than the front. options: &d->fragment
@@ -236,8 +237,8 @@ static tagc_status rests_begin(tagc_reducer *r, const int *senders, int n, size_
         tagc_comm_abort(r->comm, tagc_last_error());
         return status;
     }
-    memcpy(block, &d->discarded, sizeof d->discarded);
-    d->discarded = block;
+    memcpy(block, &d->step.discarded, sizeof d->step.discarded);
+    d->step.discarded = block;
     out->to = (char *)block + sizeof(void *);
     return TAGC_OK;
 }
@@ -284,7 +285,7 @@ static void encode(tagc_reducer *r, int t) {
         if (!encoded.nonfinite) r->now.stats.n_sent += encoded.n_sent;
     }
     start_s = tagc_phase_end(r, d->fragment.sparse ? TAGC_PHASE_SELECT : TAGC_PHASE_ENCODE, start_s);
-    finish(r, &d->fragment, tagc_direct_row_out(r, t), &encoded, d->eager[0], sent);
+    finish(r, &d->fragment, tagc_direct_row_out(r, t), &encoded, d->travel.eager[0], sent);
     if (t < r->world_size - 1) tagc_direct_note_length(r, 0, sent->n_bytes);
     tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
 }
@@ -292,11 +293,11 @@ static void encode(tagc_reducer *r, int t) {
 static void post_headers(tagc_reducer *r, int p) {
     tagc_direct *d = tagc_direct_of(r);
     tagc_message *message = header_of(d, p);
-    size_t n_bytes = TAGC_WIRE_HEADER_BYTES + d->eager[0];
-    uint64_t n_headers = (uint64_t)(parcel_end(r, p) - p * d->parcel) * TAGC_WIRE_HEADER_BYTES;
+    size_t n_bytes = TAGC_WIRE_HEADER_BYTES + d->travel.eager[0];
+    uint64_t n_headers = (uint64_t)(parcel_end(r, p) - p * d->travel.parcel) * TAGC_WIRE_HEADER_BYTES;
     tagc_message_clear(message);
-    if (parcel_end(r, p) - p * d->parcel == r->world_size - 1) message->round_bytes = n_bytes;
-    for (int t = p * d->parcel; t < parcel_end(r, p); t++) {
+    if (parcel_end(r, p) - p * d->travel.parcel == r->world_size - 1) message->round_bytes = n_bytes;
+    for (int t = p * d->travel.parcel; t < parcel_end(r, p); t++) {
         int from = tagc_partner_from(r, t);
         tagc_message_to(message, tagc_partner_to(r, t), n_bytes, row_out_of(r, t) * d->stride);
         tagc_message_from(message, from, n_bytes, (size_t)from * d->stride);
@@ -309,19 +310,19 @@ static void post_headers(tagc_reducer *r, int p) {
 static tagc_status post_bodies(tagc_reducer *r, int p) {
     tagc_direct *d = tagc_direct_of(r);
     tagc_message *message = body_of(d, p);
-    size_t eager = d->eager[0];
+    size_t eager = d->travel.eager[0];
     int n = 0;
     TAGC_TRY(tagc_message_wait(r, header_of(d, p)));
-    for (int t = p * d->parcel; t < parcel_end(r, p); t++) {
+    for (int t = p * d->travel.parcel; t < parcel_end(r, p); t++) {
         int from = tagc_partner_from(r, t);
-        d->senders[n++] = from;
+        d->step.senders[n++] = from;
         TAGC_TRY(announced(r, from, &d->fragment));
     }
     rests_in rests;
     uint64_t index_sent = 0, front_sent = 0, front_received = 0; /* positions */
-    TAGC_TRY(rests_begin(r, d->senders, n, eager, &rests));
+    TAGC_TRY(rests_begin(r, d->step.senders, n, eager, &rests));
     tagc_message_clear(message);
-    for (int t = p * d->parcel; t < parcel_end(r, p); t++) {
+    for (int t = p * d->travel.parcel; t < parcel_end(r, p); t++) {
         const tagc_fragment *out = &d->sent[row_out_of(r, t)];
         int from = tagc_partner_from(r, t);
         tagc_message_to(message, tagc_partner_to(r, t), rest_of(out, eager),
@@ -334,7 +335,7 @@ static tagc_status post_bodies(tagc_reducer *r, int p) {
     tagc_messages_recount(r, TAGC_LEG_VALUES, TAGC_LEG_INDEX, front_sent, front_received);
     tagc_message_post_parts(r, message, TAGC_ROUND_BODIES, TAGC_LEG_VALUES, d->send, rests.to, TAGC_LEG_INDEX,
                             index_sent, rests.index_bytes);
-    d->n_parcels_out = p + 1;
+    d->step.n_parcels_out = p + 1;
     return TAGC_OK;
 }
 
@@ -344,13 +345,13 @@ static tagc_status post_bodies(tagc_reducer *r, int p) {
 static tagc_message *needed(const tagc_reducer *r, int t) {
     const tagc_direct *d = tagc_direct_of(r);
     /* No rank waits for the own fragment, so long bodies are sent first. */
-    if (t == r->world_size - 1 && !d->is_small && d->n_parcels_out < d->n_parcels)
-        return header_of(d, d->n_parcels_out);
-    int is_first = t < r->world_size - 1 && t % d->parcel == 0,
-        older = is_first ? t / d->parcel - d->window : -1;
+    if (t == r->world_size - 1 && !d->travel.is_small && d->step.n_parcels_out < d->travel.n_parcels)
+        return header_of(d, d->step.n_parcels_out);
+    int is_first = t < r->world_size - 1 && t % d->travel.parcel == 0,
+        older = is_first ? t / d->travel.parcel - d->travel.window : -1;
     if (older < 0) return NULL;
     /* Its bodies are sent after the wait for its header, even if that has arrived by now. */
-    if (d->n_parcels_out <= older) return header_of(d, d->n_parcels_out);
+    if (d->step.n_parcels_out <= older) return header_of(d, d->step.n_parcels_out);
     tagc_message *message = body_of(d, older);
     return tagc_message_done(r, message) ? NULL : message;
 }
@@ -358,18 +359,20 @@ static tagc_message *needed(const tagc_reducer *r, int t) {
 /* Sends the bodies that can be sent, and so frees memory for turn t. */
 static tagc_status make_room(tagc_reducer *r, int t) {
     tagc_direct *d = tagc_direct_of(r);
-    int is_own = t == r->world_size - 1, n_out = is_own ? d->n_parcels : d->n_parcels > 1 ? t / d->parcel : 0;
-    if (d->is_small) return TAGC_OK;
-    while (d->n_parcels_out < n_out && tagc_message_done(r, header_of(d, d->n_parcels_out)))
-        TAGC_TRY(post_bodies(r, d->n_parcels_out));
+    int is_own = t == r->world_size - 1, n_out = is_own                    ? d->travel.n_parcels
+                                                 : d->travel.n_parcels > 1 ? t / d->travel.parcel
+                                                                           : 0;
+    if (d->travel.is_small) return TAGC_OK;
+    while (d->step.n_parcels_out < n_out && tagc_message_done(r, header_of(d, d->step.n_parcels_out)))
+        TAGC_TRY(post_bodies(r, d->step.n_parcels_out));
     return TAGC_OK;
 }
 
 /* The next turn may post headers and, if bodies are long, those of earlier turns. */
 static tagc_pause wait_to_encode(const tagc_reducer *r, tagc_message *awaited) {
     const tagc_direct *d = tagc_direct_of(r);
-    int is_own = d->n_encoded == r->world_size - 1;
-    int posts_bodies = d->n_parcels > 1 || (is_own && !d->is_small);
+    int is_own = d->step.n_encoded == r->world_size - 1;
+    int posts_bodies = d->travel.n_parcels > 1 || (is_own && !d->travel.is_small);
     return (tagc_pause){0, awaited, awaited != NULL,
                         is_own && posts_bodies ? TAGC_ROUND_BODIES : TAGC_ROUND_HEADERS,
                         posts_bodies ? TAGC_ROUND_BODIES : TAGC_ROUND_HEADERS};
@@ -377,27 +380,27 @@ static tagc_pause wait_to_encode(const tagc_reducer *r, tagc_message *awaited) {
 
 tagc_status tagc_fragments_encode(tagc_reducer *r, tagc_pause *wait) {
     tagc_direct *d = tagc_direct_of(r);
-    while (d->n_encoded < r->world_size) {
-        int t = d->n_encoded, p = t < r->world_size - 1 ? t / d->parcel : d->n_parcels;
+    while (d->step.n_encoded < r->world_size) {
+        int t = d->step.n_encoded, p = t < r->world_size - 1 ? t / d->travel.parcel : d->travel.n_parcels;
         TAGC_TRY(make_room(r, t));
         tagc_message *message = needed(r, t);
         if (message) {
             *wait = wait_to_encode(r, message);
             return TAGC_OK;
         }
-        if (p < d->n_parcels && p >= d->window)
+        if (p < d->travel.n_parcels && p >= d->travel.window)
             TAGC_TRY(tagc_message_wait(r, body_of(d, p))); /* it is done */
         if (t < r->world_size - 1 || !tagc_direct_has_results(r)) encode(r, t);
-        d->n_encoded++;
-        if (p == d->n_parcels || d->n_encoded < parcel_end(r, p)) continue;
+        d->step.n_encoded++;
+        if (p == d->travel.n_parcels || d->step.n_encoded < parcel_end(r, p)) continue;
         post_headers(r, p);
-        if (d->is_small) continue;
+        if (d->travel.is_small) continue;
         *wait = wait_to_encode(r, NULL); /* older steps may have something to do */
         return TAGC_OK;
     }
-    int is_waiting = d->n_parcels_out < d->n_parcels;
-    *wait = (tagc_pause){1, is_waiting ? header_of(d, d->n_parcels_out) : NULL, is_waiting, TAGC_ROUND_BODIES,
-                         TAGC_ROUND_BODIES};
+    int is_waiting = d->step.n_parcels_out < d->travel.n_parcels;
+    *wait = (tagc_pause){1, is_waiting ? header_of(d, d->step.n_parcels_out) : NULL, is_waiting,
+                         TAGC_ROUND_BODIES, TAGC_ROUND_BODIES};
     return TAGC_OK;
 }
 
@@ -405,8 +408,8 @@ tagc_status tagc_fragments_encode(tagc_reducer *r, tagc_pause *wait) {
 static tagc_message *message_from(const tagc_reducer *r, int from) {
     const tagc_direct *d = tagc_direct_of(r);
     if (from == r->rank) return NULL;
-    int p = tagc_partner_step(r, from) / d->parcel;
-    return p + d->window < d->n_parcels ? NULL : body_of(d, p);
+    int p = tagc_partner_step(r, from) / d->travel.parcel;
+    return p + d->travel.window < d->travel.n_parcels ? NULL : body_of(d, p);
 }
 
 /* The body from a rank; without bytes if it does not count. */
@@ -431,8 +434,8 @@ static tagc_pause wait_to_add(const tagc_reducer *r, int is_done, tagc_message *
 /* Of the bodies to be added next, the first that is not here: of one, or where a call costs much, of all. */
 static tagc_message *first_missing(const tagc_reducer *r) {
     const tagc_direct *d = tagc_direct_of(r);
-    int end = r->runner->is_whole ? r->world_size : d->n_added + 1;
-    for (int from = d->n_added; from < end; from++) {
+    int end = r->runner->is_whole ? r->world_size : d->step.n_added + 1;
+    for (int from = d->step.n_added; from < end; from++) {
         tagc_message *message = message_from(r, from);
         if (message && !tagc_message_done(r, message)) return message;
     }
@@ -443,21 +446,21 @@ static tagc_message *first_missing(const tagc_reducer *r) {
  * results, it is plain. */
 tagc_status tagc_fragments_add(tagc_reducer *r, tagc_pause *wait) {
     tagc_direct *d = tagc_direct_of(r);
-    while (d->n_added < r->world_size) {
+    while (d->step.n_added < r->world_size) {
         tagc_message *missing = first_missing(r);
         if (missing) {
             *wait = wait_to_add(r, 0, missing);
             return TAGC_OK;
         }
-        int first = d->n_added;
+        int first = d->step.n_added;
         double start_s = tagc_clock_s();
-        for (; d->n_added < r->world_size; d->n_added++) {
-            tagc_message *message = message_from(r, d->n_added);
+        for (; d->step.n_added < r->world_size; d->step.n_added++) {
+            tagc_message *message = message_from(r, d->step.n_added);
             if (message && !tagc_message_done(r, message)) break;
             if (message) TAGC_TRY(tagc_message_wait(r, message));
-            d->bodies[d->n_added] = body_from(r, d->n_added);
+            d->bodies[d->step.n_added] = body_from(r, d->step.n_added);
         }
-        r->runner->add(r, first, d->n_added);
+        r->runner->add(r, first, d->step.n_added);
         tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
     }
     wait->is_done = 1;
@@ -467,13 +470,13 @@ tagc_status tagc_fragments_add(tagc_reducer *r, tagc_pause *wait) {
 /* Bodies follow their headers. */
 tagc_status tagc_fragments_send(tagc_reducer *r, tagc_pause *wait) {
     tagc_direct *d = tagc_direct_of(r);
-    while (d->n_parcels_out < d->n_parcels) {
-        tagc_message *header = header_of(d, d->n_parcels_out);
+    while (d->step.n_parcels_out < d->travel.n_parcels) {
+        tagc_message *header = header_of(d, d->step.n_parcels_out);
         if (!tagc_message_done(r, header)) {
             *wait = (tagc_pause){0, header, 1, TAGC_ROUND_BODIES, TAGC_ROUND_BODIES};
             return TAGC_OK;
         }
-        TAGC_TRY(post_bodies(r, d->n_parcels_out));
+        TAGC_TRY(post_bodies(r, d->step.n_parcels_out));
     }
     *wait = wait_to_add(r, 1, message_from(r, 0));
     return TAGC_OK;
@@ -481,9 +484,9 @@ tagc_status tagc_fragments_send(tagc_reducer *r, tagc_pause *wait) {
 
 void tagc_fragments_end(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
-    for (void *next; d->discarded; d->discarded = next) {
-        memcpy(&next, d->discarded, sizeof next);
-        tagc_memory_destroy(d->discarded);
+    for (void *next; d->step.discarded; d->step.discarded = next) {
+        memcpy(&next, d->step.discarded, sizeof next);
+        tagc_memory_destroy(d->step.discarded);
     }
 }
 
@@ -504,7 +507,7 @@ static void encode_sums(tagc_reducer *r) {
         r->now.stats.nonfinite |= encoded.nonfinite;
         if (!encoded.nonfinite) r->now.stats.n_sent += encoded.n_sent;
     }
-    finish(r, &d->sums, row, &encoded, d->eager[1], &d->received[own]);
+    finish(r, &d->sums, row, &encoded, d->travel.eager[1], &d->received[own]);
     tagc_direct_note_length(r, 1, d->received[own].n_bytes);
     tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
 }
@@ -525,7 +528,7 @@ tagc_message *tagc_results_send(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
     tagc_message *message = &d->result_out[0];
     encode_sums(r);
-    size_t n_bytes = TAGC_WIRE_HEADER_BYTES + d->eager[1];
+    size_t n_bytes = TAGC_WIRE_HEADER_BYTES + d->travel.eager[1];
     uint64_t n_headers = (uint64_t)(r->world_size - 1) * TAGC_WIRE_HEADER_BYTES;
     tagc_message_clear(message);
     for (int peer = 0; peer < r->world_size; peer++) {
@@ -542,16 +545,16 @@ tagc_message *tagc_results_send(tagc_reducer *r) {
 tagc_status tagc_results_send_rest(tagc_reducer *r, tagc_message **out) {
     tagc_direct *d = tagc_direct_of(r);
     tagc_message *message = *out = &d->result_out[1];
-    size_t own = (size_t)r->rank, eager = d->eager[1];
+    size_t own = (size_t)r->rank, eager = d->travel.eager[1];
     uint64_t rest = rest_of(&d->received[own], eager);
     int n = 0;
     rests_in rests;
     for (int peer = 0; peer < r->world_size; peer++) {
         if (peer == r->rank) continue;
-        d->senders[n++] = peer;
+        d->step.senders[n++] = peer;
         TAGC_TRY(announced(r, peer, &d->sums));
     }
-    TAGC_TRY(rests_begin(r, d->senders, n, eager, &rests));
+    TAGC_TRY(rests_begin(r, d->step.senders, n, eager, &rests));
     tagc_message_clear(message);
     for (int peer = 0; peer < r->world_size; peer++) {
         if (peer == r->rank) continue;

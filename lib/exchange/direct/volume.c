@@ -53,7 +53,7 @@ static double rest_of(double all, double eager) {
  * have found. */
 static double eager_of(const tagc_reducer *r, int i, int is_known, body_bytes body) {
     const tagc_direct *d = tagc_direct_of(r);
-    if (is_known || !d->is_small) return (double)d->eager[i];
+    if (is_known || !d->travel.is_small) return (double)d->travel.eager[i];
     size_t most = i ? d->sums_code->max_bytes(&d->sums) : d->fragment_code->max_bytes(&d->fragment);
     return (double)eager_bytes(body.index + body.values, most);
 }
@@ -73,9 +73,9 @@ static void add_fragments(const tagc_reducer *r, const tagc_volume_data *data, t
         v->n_bytes[TAGC_LEG_VALUES] += rest_of(body.index + body.values, eager) - body.index;
     }
     v->eager_bytes = eager;
-    v->n_parcels = d->n_parcels;
-    v->n_transfers[TAGC_LEG_CONTROL] += (uint64_t)d->n_parcels;
-    v->n_transfers[TAGC_LEG_VALUES] += (uint64_t)d->n_parcels;
+    v->n_parcels = d->travel.n_parcels;
+    v->n_transfers[TAGC_LEG_CONTROL] += (uint64_t)d->travel.n_parcels;
+    v->n_transfers[TAGC_LEG_VALUES] += (uint64_t)d->travel.n_parcels;
 }
 
 static void add_results(const tagc_reducer *r, const tagc_volume_data *data, tagc_volume *v) {
@@ -119,21 +119,22 @@ static size_t full_body(const tagc_code_options *o) {
 /* For the first step. */
 void tagc_direct_guess_eager(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
-    if (d->has_agreed) return;
-    d->eager[0] = d->is_small ? full_body(&d->fragment) : 0;
-    d->eager[1] = d->is_small && tagc_direct_has_results(r) ? full_body(&d->sums) : 0;
-    d->has_agreed = 1; /* from this k; a later change of this rank's k does not change it */
+    if (d->travel.has_agreed) return;
+    d->travel.eager[0] = d->travel.is_small ? full_body(&d->fragment) : 0;
+    d->travel.eager[1] = d->travel.is_small && tagc_direct_has_results(r) ? full_body(&d->sums) : 0;
+    d->travel.has_agreed = 1; /* from this k; a later change of this rank's k does not change it */
 }
 
 void tagc_direct_note_length(tagc_reducer *r, int i, size_t n_bytes) {
-    if (tagc_direct_of(r)->is_small && n_bytes > r->now.longest[i]) r->now.longest[i] = (uint32_t)n_bytes;
+    if (tagc_direct_of(r)->travel.is_small && n_bytes > r->now.longest[i])
+        r->now.longest[i] = (uint32_t)n_bytes;
 }
 
 /* If no body was sent, as after a value that is not finite, the lengths stay. */
 void tagc_direct_choose_eager(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
     const uint32_t *longest = r->now.longest;
-    if (!d->is_small) return;
-    if (longest[0]) d->eager[0] = eager_bytes(longest[0], d->fragment_code->max_bytes(&d->fragment));
-    if (longest[1]) d->eager[1] = eager_bytes(longest[1], d->sums_code->max_bytes(&d->sums));
+    if (!d->travel.is_small) return;
+    if (longest[0]) d->travel.eager[0] = eager_bytes(longest[0], d->fragment_code->max_bytes(&d->fragment));
+    if (longest[1]) d->travel.eager[1] = eager_bytes(longest[1], d->sums_code->max_bytes(&d->sums));
 }

@@ -13,10 +13,10 @@
 enum { BACKLOG = 1024, SHOWN_BYTES = 256, OWN_FILES = 8 /* of a port and its loop */ };
 
 static const tagc_native_options default_options = {.n_sockets = 1};
-static const tagc_sized options_struct = {"tagc_native_options", sizeof(tagc_native_options),
-                                          offsetof(tagc_native_options, names) +
-                                              sizeof(const int32_t *), /* the last field of version 0.2 */
-                                          &default_options};
+static const tagc_sized options_struct = {
+    "tagc_native_options", sizeof(tagc_native_options),
+    offsetof(tagc_native_options, names) + sizeof(const int32_t *), /* the last field of the first release */
+    &default_options};
 
 void tagc_native_options_init_sized(tagc_native_options *options, size_t struct_bytes) {
     tagc_sized_init(&options_struct, options, struct_bytes);

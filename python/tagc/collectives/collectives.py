@@ -584,7 +584,7 @@ class Collectives:
             try:
                 if not is_selected:  # or all of these were read
                     check_complete(saved, abouts)
-                found = self._add_saved(abouts)
+                saved_keys = self._add_saved(abouts)
                 checkpoint.load(self._state, saved, is_selected)
             except BaseException:
                 for name in keys.reduced.keys() - reduced:
@@ -593,22 +593,22 @@ class Collectives:
                     keys.gathered.pop(name)[1].close()
                 keys.strings = strings
                 raise
-            keys.n_calls, keys.n_backward = found.n_calls, found.n_backward
+            keys.n_calls, keys.n_backward = saved_keys.n_calls, saved_keys.n_backward
 
     def _add_saved(self, abouts: Mapping[int, Mapping[str, Any]]) -> Saved:
         """Adds the keys of a checkpoint that have not come yet, and returns them."""
         about = abouts.get(dist.get_rank()) or abouts[min(abouts)]
-        found = keys_of(about)
-        self._keys.check_saved(found)
-        for name, use in found.reduced.items():
+        saved_keys = keys_of(about)
+        self._keys.check_saved(saved_keys)
+        for name, use in saved_keys.reduced.items():
             if name not in self._keys.reduced:
-                kind = self._keys.kinds.get(name, found.kinds[name])
+                kind = self._keys.kinds.get(name, saved_keys.kinds[name])
                 self._add(name, self._keys.made(name, kind, use, self._state.schedule.fields))
         # a gather's size is that of one rank
-        for name, use in found.gathered.items() if about["world_size"] == dist.get_world_size() else ():
+        for name, use in saved_keys.gathered.items() if about["world_size"] == dist.get_world_size() else ():
             if name not in self._keys.gathered:
                 self._keys.gathered[name] = use, self._gather_of(name, use)
-        return found
+        return saved_keys
 
     # ---- the end ----
 
@@ -638,49 +638,49 @@ def _prepared(
 ) -> tuple[dist.ProcessGroup, Settings, Keys, bool]:
     """Makes all ranks agree. Returns (the group, the options, the keys with their hosts, whether the weights
     look fresh). Collective; all ranks raise the same Error."""
-    found = dist.group.WORLD if dist.is_initialized() else None
+    process_group = dist.group.WORLD if dist.is_initialized() else None
     if group is dist.GroupMember.NON_GROUP_MEMBER or (
         isinstance(group, DeviceMesh) and group.get_coordinate() is None
     ):  # its ranks do not wait for this one
         why = "this rank is not in the group: only the ranks of a group make Collectives over it"
         raise Error("argument", why)
-    mine: dict[str, Any] = {"rows": []}
+    about: dict[str, Any] = {"rows": []}
     failure: Exception | None = None
     keys: Keys | None = None
     try:
-        if found is None:
+        if process_group is None:
             raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
-        found = _group_of(group) or found
+        process_group = _group_of(group) or process_group
         _library.load()
         if given["timeout_s"] is None:
-            given["timeout_s"] = timeout_of(found)
+            given["timeout_s"] = timeout_of(process_group)
         options = Settings(**given)
         for way, values in boundaries.items():
             choice(way, values, BOUNDARIES)
-        keys = Keys(found, options, names)
+        keys = Keys(process_group, options, names)
         if optimizer is not None and not keys.parameters():
             raise Error(
                 "argument",
                 "optimizer is given, and no key is selected: it is for names, with gentle=True or a sparsity",
             )
-        ranks = dist.get_process_group_ranks(found)
+        ranks = dist.get_process_group_ranks(process_group)
         keys.cluster = Cluster(ranks, options.hosts, options.timeout_s, shares=False)
-        mine["versions"] = {"libtagc": _library.version(), "torch": torch.__version__}
-        mine |= {"options": options.fingerprint(), "rows": keys.rows}
-        mine["options"] |= {"an optimizer was given": optimizer is not None, **boundaries}
-        mine["fresh"] = look_fresh(keys.rows, keys.named_parameters())
+        about["versions"] = {"libtagc": _library.version(), "torch": torch.__version__}
+        about |= {"options": options.fingerprint(), "rows": keys.rows}
+        about["options"] |= {"an optimizer was given": optimizer is not None, **boundaries}
+        about["fresh"] = look_fresh(keys.rows, keys.named_parameters())
     except Exception as problem:
         failure = problem
-    mine["about host"] = about_host()
-    everyone = agree_all(found, mine, failure, given["timeout_s"], "Collectives()")
-    assert found is not None and keys is not None and keys.cluster is not None  # or that has raised
-    ranks = dist.get_process_group_ranks(found)
+    about["about host"] = about_host()
+    everyone = agree_all(process_group, about, failure, given["timeout_s"], "Collectives()")
+    assert process_group is not None and keys is not None and keys.cluster is not None  # or that has raised
+    ranks = dist.get_process_group_ranks(process_group)
     if options.threads is None:
-        options.threads = cores.threads(mine["about host"], (theirs["about host"] for theirs in everyone))
+        options.threads = cores.threads(about["about host"], (theirs["about host"] for theirs in everyone))
     known = {rank: theirs["about host"]["host"] for rank, theirs in zip(ranks, everyone)}
-    keys.cluster.split([found], known)
+    keys.cluster.split([process_group], known)
     fresh = [theirs["fresh"] for theirs in everyone if theirs["fresh"] is not None]
-    return found, options, keys, bool(fresh) and all(fresh)
+    return process_group, options, keys, bool(fresh) and all(fresh)
 
 
 def _group_of(group: Any) -> dist.ProcessGroup | None:

@@ -62,7 +62,7 @@ class CompressedExperts(ParallelStyle):
 def _rebound(style: ParallelStyle, comm: Collectives, key: str) -> Any:
     """Returns a copy of the style whose methods find ours where they look for torch's function. Nobody else's
     do: not the module's globals change, but those of copies of its functions."""
-    found: Any = copy.copy(style)
+    copied: Any = copy.copy(style)
     n_found = 0
     for kind in reversed(type(style).__mro__):
         for name, method in vars(kind).items():
@@ -90,11 +90,11 @@ def _rebound(style: ParallelStyle, comm: Collectives, key: str) -> Any:
                 method.__closure__,
             )
             ours.__kwdefaults__ = method.__kwdefaults__
-            setattr(found, name, types.MethodType(ours, found))
+            setattr(copied, name, types.MethodType(ours, copied))
             n_found += 1
     if not n_found:
         raise Error(
             "unsupported",
             f"{type(style).__name__} has no method that calls {CALLED}(), by which tokens would travel",
         )
-    return found
+    return copied

@@ -235,9 +235,9 @@ class Keys(Wrapped):
             if use not in self._once:
                 self._once[use] = self._made_once(use, options)
             return self._once[use]
-        if (found := self.reduced.get(name)) is not None:
-            _check_use(name, found.use, use)
-            return found
+        if (reduced := self.reduced.get(name)) is not None:
+            _check_use(name, reduced.use, use)
+            return reduced
         return self.made(name, self.kind_of(name, tensor), use, options)
 
     def find_gather(self, name: str | None, use: Use) -> AllGather | None:
@@ -353,8 +353,8 @@ class Keys(Wrapped):
                 )
         known = {name: one.use for name, one in self.reduced.items()}
         for name, use in saved.reduced.items():
-            if (mine := known.get(name, use)) != use:
-                raise Error("argument", f"tagc state: key {name}: {use}; its first call here was {mine}")
+            if (first_use := known.get(name, use)) != use:
+                raise Error("argument", f"tagc state: key {name}: {use}; its first call here was {first_use}")
         self.strings |= {self.name_of(name) for name in {**saved.reduced, **saved.gathered}}
 
     def deltas(self) -> dict[str, AllGather]:

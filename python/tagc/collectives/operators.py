@@ -131,5 +131,5 @@ class Exchange:
         even = [input.shape[0] // self._n_ranks] * self._n_ranks
         received = even if output_split_sizes is None else list(output_split_sizes)
         sent = even if input_split_sizes is None else list(input_split_sizes)
-        found: torch.Tensor = all_to_all(input, self._number, received, sent, False)
-        return found
+        output: torch.Tensor = all_to_all(input, self._number, received, sent, False)
+        return output

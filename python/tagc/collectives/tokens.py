@@ -170,8 +170,10 @@ class Tokens:
             nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
             self._between(call, nothing, [], [], _Words(0, 0), problem)
             raise
-        own = self._own_words(call)
-        said = comm.all_gather(struct.pack(f"<{2 + self.n_ranks}Q", own.sent, own.expected, *call.sends))
+        words_here = self._own_words(call)
+        said = comm.all_gather(
+            struct.pack(f"<{2 + self.n_ranks}Q", words_here.sent, words_here.expected, *call.sends)
+        )
         neighbours = [struct.unpack(f"<{2 + self.n_ranks}Q", one) for one in said]
         words = _Words(*(sum(one[i] for one in neighbours) & 2**64 - 1 for i in range(2)))
         counts = [one[2:] for one in neighbours]  # of each neighbour, what it has for each rank
@@ -199,7 +201,7 @@ class Tokens:
         hosts, per_host = self._hosts, self._hosts.per_host
         parts = list(call.input.split(call.sends))
         packed = torch.cat([part for place in range(per_host) for part in parts[place::per_host]])
-        mine = [sum(call.sends[place::per_host]) for place in range(per_host)]
+        for_places = [sum(call.sends[place::per_host]) for place in range(per_host)]
         theirs = [sum(one[hosts.place :: per_host]) for one in counts]
         came = packed.new_empty(sum(theirs))
         size, device = packed.element_size(), packed.device
@@ -208,7 +210,7 @@ class Tokens:
             came.view(torch.uint8),
             packed.view(torch.uint8),
             [n * size for n in theirs],
-            [n * size for n in mine],
+            [n * size for n in for_places],
         )
         of_neighbours = [
             list(part.split(list(one[hosts.place :: per_host])))

@@ -46,13 +46,13 @@ class Ahead:
         backward pass. have_changed: since an earlier gather."""
         self._note(one, is_forward)
         # What was started and does not come next stays: others have it, too, and may not ask for it again.
-        found = self._started.pop(one, None)
-        have_changed = have_changed or (found is not None and found[1] != one.version())
-        if found is None or have_changed:
-            found = self._start(one, have_changed)
+        started = self._started.pop(one, None)
+        have_changed = have_changed or (started is not None and started[1] != one.version())
+        if started is None or have_changed:
+            started = self._start(one, have_changed)
         self._look_ahead()
         try:
-            return self._starts.wait(found[0])
+            return self._starts.wait(started[0])
         except BaseException:
             # what is behind it has failed, too, and ranks have come to different places of this pass
             self._started.clear()

@@ -30,19 +30,19 @@ class Gradients:
     def __init__(self, parameters: Sequence[Sharded], device: torch.device) -> None:
         """parameters: that may come."""
         one, self.at, n = parameters[0], dict[Sharded, slice](), 0
-        for each in parameters:
-            self.at[each] = slice(n, n + each.n_shard)
-            n += each.n_shard
+        for shard in parameters:
+            self.at[shard] = slice(n, n + shard.n_shard)
+            n += shard.n_shard
         self._rows = torch.empty(one.n_ranks, n, dtype=one.reduced_dtype, device=device)
         self._have = set[Sharded]()
 
     def add(self, one: Sharded, values: torch.Tensor) -> None:
-        mine = self._rows[:, self.at[one]]
-        rows = _padded(values, mine.numel()).view(mine.shape)
+        columns = self._rows[:, self.at[one]]
+        rows = _padded(values, columns.numel()).view(columns.shape)
         if one in self._have:
-            mine += rows
+            columns += rows
         else:
-            mine.copy_(rows)
+            columns.copy_(rows)
         self._have.add(one)
 
     def packed(self) -> tuple[tuple[Sharded, ...], torch.Tensor]:
@@ -59,7 +59,7 @@ class Module:
     def __init__(self, name: str, parameters: Sequence[Sharded]) -> None:
         self.name, self.parameters, one = name, tuple(parameters), parameters[0]
         self.group, self.n_ranks, self.dtype = one.group, one.n_ranks, one.dtype
-        self.n_shard = sum(each.n_shard for each in parameters)
+        self.n_shard = sum(shard.n_shard for shard in parameters)
         self.n_elems = self.n_ranks * self.n_shard
         self._layouts: dict[tuple[Sharded, ...], layouts.Layout] = {}
         self._pass: Pass | None = None
@@ -83,27 +83,27 @@ class Module:
         return f"changed {self.what}"
 
     def set_kinds(self, kinds: Kinds) -> None:
-        before = [each.parameter for each in self.parameters]
-        for each in self.parameters:
-            each.parameter = each.parameter._replace(**kinds[each.parameter.name])
-        if before != [each.parameter for each in self.parameters]:  # else its reducers stay
+        before = [shard.parameter for shard in self.parameters]
+        for shard in self.parameters:
+            shard.parameter = shard.parameter._replace(**kinds[shard.parameter.name])
+        if before != [shard.parameter for shard in self.parameters]:  # else its reducers stay
             self._layouts.clear()
 
-    def connect(self, own: Pass, tag: int) -> AllGather | None:
+    def connect(self, shared: Pass, tag: int) -> AllGather | None:
         """Makes what exchanges it. Returns what gathers it, unless torch does."""
-        self._pass, handle = own, own.handle
-        own.add(self)
-        for each in self.parameters:
-            each.connect(self)
+        self._pass, handle = shared, shared.handle
+        shared.add(self)
+        for shard in self.parameters:
+            shard.connect(self)
         self._hosts = handle.wrapper.hosts(self.group)
         held = None if self._hosts.is_flat else self._hosts.rows
-        parameters = [each.parameter for each in self.parameters]
+        parameters = [shard.parameter for shard in self.parameters]
         self._unit = handle.state.add_unit(self.name, Unit, parameters, self.n_ranks, held)
         if self.dtype not in DTYPES:
             self._gather: Any = all_gather
             return None
         wire = handle.state.options.parameters or ("bf16" if self.dtype == torch.bfloat16 else "fp32")
-        owned = self.group, self.n_shard, lambda: [each.own() for each in self.parameters]
+        owned = self.group, self.n_shard, lambda: [shard.own() for shard in self.parameters]
         gather = self._gather = AllGather(handle.passes, self.name, owned, wire, tag, may_run_beside=False)
         handle.passes.frees.append(gather.close)
         return gather
@@ -126,21 +126,21 @@ class Module:
     # ---- parameters ----
 
     def read(self, one: Sharded) -> torch.Tensor:
-        own = self._connected()
-        is_forward = own.is_forward()
+        shared = self._connected()
+        is_forward = shared.is_forward()
         # A forward pass that reads one again is a new one: on all ranks, while a change shows on one alone.
         kept = self._whole if one in self._unread or not is_forward else None
         have_changed = kept is not None and not self._is_fresh(one, kept[1])
         if kept is None or have_changed:
             version = self.version()
             if self._lasts(self.dtype):
-                values = own.ahead.take(self, is_forward, have_changed)
+                values = shared.ahead.take(self, is_forward, have_changed)
             else:
-                own.starts.drain()
+                shared.starts.drain()
                 values = self.gathered(have_changed)
             kept = self._whole = values, version
             self._unread = set(self.parameters)
-            own.keep(self)
+            shared.keep(self)
         self._unread.discard(one)
         if not self._unread:
             self.drop()
@@ -154,9 +154,9 @@ class Module:
         return version[self.parameters.index(one)] == one.version()
 
     def _cut(self, whole: torch.Tensor, one: Sharded) -> torch.Tensor:
-        start = sum(each.n_shard for each in self.parameters[: self.parameters.index(one)])
-        mine = whole.view(self.n_ranks, self.n_shard)[:, start : start + one.n_shard]
-        wire = torch.empty(mine.shape, dtype=mine.dtype, device=mine.device).copy_(mine).view(-1)
+        start = sum(shard.n_shard for shard in self.parameters[: self.parameters.index(one)])
+        columns = whole.view(self.n_ranks, self.n_shard)[:, start : start + one.n_shard]
+        wire = torch.empty(columns.shape, dtype=columns.dtype, device=columns.device).copy_(columns).view(-1)
         return layouts.from_wire(wire[: one.parameter.numel], one.parameter, self.n_ranks)
 
     @property
@@ -167,7 +167,7 @@ class Module:
         self._whole, self._unread = None, set()
 
     def version(self) -> Version:
-        return tuple(each.version() for each in self.parameters)
+        return tuple(shard.version() for shard in self.parameters)
 
     def gathered(self, have_changed: bool = False) -> torch.Tensor:
         """Returns the whole parameters, in their turn. Collective. have_changed: since an earlier gather,
@@ -200,7 +200,7 @@ class Module:
         self._joined = self._gathered(), version
 
     def _gathered(self) -> torch.Tensor:
-        shards = [_padded(each.own().to(self.dtype).reshape(-1), each.n_shard) for each in self.parameters]
+        shards = [_padded(shard.own().to(self.dtype).reshape(-1), shard.n_shard) for shard in self.parameters]
         row = torch.cat(shards)
         if self.n_ranks == 1:
             return row
@@ -218,57 +218,57 @@ class Module:
         """Takes a gradient in wire order. The exchange begins when as many have come of each parameter as in
         the last pass: some are read in several places, and others not at all. In the first pass, when all
         that are trained have one."""
-        own = self._connected()
-        is_in_pass = own.opens()
+        shared = self._connected()
+        is_in_pass = shared.opens()
         if self._gradients is not None and one not in self._gradients.at:
             self.begin()
         if self._gradients is None:
-            may_come = [each for each in self.parameters if each.sharded.requires_grad or each is one]
+            may_come = [shard for shard in self.parameters if shard.sharded.requires_grad or shard is one]
             self._gradients = Gradients(may_come, values.device)
-            own.wait_for_more(self)
+            shared.wait_for_more(self)
         self._gradients.add(one, values)
         self._now[one] += 1
         if not is_in_pass or not (self._last or collections.Counter(self._gradients.at.keys())) - self._now:
             self.begin()
 
     def begin(self) -> None:
-        own, gradients, self._gradients = self._connected(), self._gradients, None
+        shared, gradients, self._gradients = self._connected(), self._gradients, None
         assert gradients is not None
-        own.has_all(self)
+        shared.has_all(self)
         self.drop()  # the backward pass is through with it
         have, source = gradients.packed()
         dtype, op = self.parameters[0].sharded.dtype, self.parameters[0].op
 
         def exchange() -> torch.Tensor:
             target = source.new_empty(source.numel() // self.n_ranks)
-            own.handle.passes.exchange(
+            shared.handle.passes.exchange(
                 self._unit, self.group, source, target, op, lambda: self._layout(have), recurs=False
             )
             return target.to(dtype)
 
         if self._lasts(source.dtype):
-            started = own.starts.start(exchange, source.numel())
+            started = shared.starts.start(exchange, source.numel())
         else:
-            own.starts.drain()
+            shared.starts.drain()
             started = Started(0, exchange())
         at = 0
-        for each in have:
-            each.comes(started, slice(at, at + each.n_shard))
-            at += each.n_shard
+        for shard in have:
+            shard.comes(started, slice(at, at + shard.n_shard))
+            at += shard.n_shard
 
     def begin_all(self) -> None:
         self._connected().begin_all()
 
     def sums(self, started: Started) -> torch.Tensor:
-        own = self._connected()
-        found = own.starts.wait(started)
-        own.handle.passes.runners.keep(found)
-        return found
+        shared = self._connected()
+        sums = shared.starts.wait(started)
+        shared.handle.passes.runners.keep(sums)
+        return sums
 
     def _layout(self, have: tuple[Sharded, ...]) -> layouts.Layout:
         if have not in self._layouts:
             n_rows = 0 if self._hosts.is_flat else len(self._hosts.rows)
-            self._layouts[have] = layouts.chunked([each.parameter for each in have], self.n_ranks, n_rows)
+            self._layouts[have] = layouts.chunked([shard.parameter for shard in have], self.n_ranks, n_rows)
         return self._layouts[have]
 
     def end(self) -> None:
@@ -279,8 +279,8 @@ class Module:
         self.drop()
         self._joined = self._gradients = None
         self._now = collections.Counter()
-        for each in self.parameters:
-            each.forget()
+        for shard in self.parameters:
+            shard.forget()
 
 
 def _padded(flat: torch.Tensor, n_elems: int) -> torch.Tensor:

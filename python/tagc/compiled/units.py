@@ -30,7 +30,7 @@ def _checked(model: nn.Module, modules: Any) -> list[list[nn.Module]]:
         return blocks(model)
     if isinstance(modules, str) or not isinstance(modules, Iterable):
         raise Error("argument", f"modules is {modules!r}, must be modules of the model, or None")
-    within, found, seen = set(model.modules()), [], {model}
+    within, units, seen = set(model.modules()), [], {model}
     for i, given in enumerate(modules):
         together = list(given) if isinstance(given, (list, tuple)) else [given]
         for module in together:
@@ -46,21 +46,21 @@ def _checked(model: nn.Module, modules: Any) -> list[list[nn.Module]]:
             if module in seen:
                 raise Error("argument", f"{what}, which is the model itself or has come before")
             seen.add(module)
-        found.append(together)
-    return found
+        units.append(together)
+    return units
 
 
 def blocks(model: nn.Module) -> list[list[nn.Module]]:
     """Returns, each by itself, the items of the outermost containers that have a model's blocks: ModuleLists,
     and ModuleDicts whose items are of one class."""
-    found: list[list[nn.Module]] = []
+    units: list[list[nn.Module]] = []
     for child in model.children():
         kinds = {type(item) for item in child.children()}
         if isinstance(child, nn.ModuleList) or isinstance(child, nn.ModuleDict) and len(kinds) == 1:
-            found += [[item] for item in child.children()]
+            units += [[item] for item in child.children()]
         else:
-            found += blocks(child)
-    return found
+            units += blocks(child)
+    return units
 
 
 def units_of(model: nn.Module) -> list[tuple[str, list[nn.Module]]]:
@@ -71,8 +71,8 @@ def units_of(model: nn.Module) -> list[tuple[str, list[nn.Module]]]:
     if not marks:
         marks = {module: Unit() for together in [[model], *blocks(model)] for module in together}
     root = marks.setdefault(model, Unit())
-    found: dict[Unit, list[nn.Module]] = {unit: [] for module, unit in marks.items() if unit is not root}
-    found[root] = []
+    modules_of: dict[Unit, list[nn.Module]] = {unit: [] for module, unit in marks.items() if unit is not root}
+    modules_of[root] = []
     seen = set[nn.Module]()
 
     def visit(module: nn.Module, unit: Unit) -> None:
@@ -81,11 +81,11 @@ def units_of(model: nn.Module) -> list[tuple[str, list[nn.Module]]]:
         for child in module.children():
             if child not in seen:
                 visit(child, unit)
-        found[unit].append(module)
+        modules_of[unit].append(module)
 
     visit(model, root)
-    marked = {unit: [names[module] for module in marks if marks[module] is unit] for unit in found}
+    marked = {unit: [names[module] for module in marks if marks[module] is unit] for unit in modules_of}
     return [
         ("-".join(dict.fromkeys((marked[unit][0], marked[unit][-1]))), modules)
-        for unit, modules in found.items()
+        for unit, modules in modules_of.items()
     ]

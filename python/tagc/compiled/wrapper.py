@@ -57,17 +57,17 @@ def _read(name: str, module: Any) -> torch.Tensor:
 
 def _copied(module: Any, memo: dict[int, Any]) -> Any:
     """Returns a copy for which torch exchanges, as before compress()."""
-    own = type(module), module.tagc_reads, module.tagc_handle
+    swapped = type(module), module.tagc_reads, module.tagc_handle
     _restore(module)
     try:
         return copy.deepcopy(module, memo)
     finally:
-        module.__class__, module.tagc_reads, module.tagc_handle = own
+        module.__class__, module.tagc_reads, module.tagc_handle = swapped
 
 
 def _moving(module: Any) -> AbstractContextManager[None]:
-    found: AbstractContextManager[None] = module.tagc_handle.wrapper.moving(module)
-    return found
+    context: AbstractContextManager[None] = module.tagc_handle.wrapper.moving(module)
+    return context
 
 
 _METHODS = (("__deepcopy__", _copied), internals.apply_within(_moving))
@@ -80,12 +80,12 @@ def _restore(module: Any) -> None:
 
 def _modules(model: torch.nn.Module, found: list[Found], sharded: dict[int, Sharded]) -> list[Module]:
     """Returns what exchanges each unit of a model, or those of its parameters that are of one kind()."""
-    left, modules, of = dict(sharded), [], dict[torch.nn.Module, list[int]]()
-    for each in found:
-        of.setdefault(each.module, []).append(id(each.parameter))
+    left, modules, parameters_of = dict(sharded), [], dict[torch.nn.Module, list[int]]()
+    for reading in found:
+        parameters_of.setdefault(reading.module, []).append(id(reading.parameter))
     for name, owners in units_of(model):
         kinds: dict[tuple[object, ...], list[Sharded]] = {}
-        for key in (key for owner in owners for key in of.get(owner, [])):
+        for key in (key for owner in owners for key in parameters_of.get(owner, [])):
             if (one := left.pop(key, None)) is not None:  # else another unit has it, too
                 kinds.setdefault(one.kind(), []).append(one)
         for i, parameters in enumerate(kinds.values()):
@@ -107,9 +107,9 @@ class Wrapper(GatheringWrapper):
         self._model, self._found = model, list(find(model))
         names = {id(parameter): name for name, parameter in policy.named_parameters(model)}
         self._sharded: dict[int, Sharded] = {}  # by id of the parameter, which several modules may have
-        for found in self._found:
-            name = names[id(found.parameter)]
-            self._sharded.setdefault(id(found.parameter), Sharded(name, found))
+        for reading in self._found:
+            name = names[id(reading.parameter)]
+            self._sharded.setdefault(id(reading.parameter), Sharded(name, reading))
         self._modules = _modules(model, self._found, self._sharded)
         self._of_what = {module.what: module for module in self._modules}
         self._of_changed = {module.what_changed: module for module in self._modules}
@@ -142,13 +142,13 @@ class Wrapper(GatheringWrapper):
         return [one.parameter for one in self._sharded.values()]
 
     def left_to_torch(self) -> dict[str, str]:
-        found = {}
+        reasons = {}
         for one in self._sharded.values():
             if one.reduced_dtype not in DTYPES:
-                found[one.parameter.name] = str(one.reduced_dtype).removeprefix("torch.")
+                reasons[one.parameter.name] = str(one.reduced_dtype).removeprefix("torch.")
             elif one.n_ranks == 1:
-                found[one.parameter.name] = ALONE
-        return found
+                reasons[one.parameter.name] = ALONE
+        return reasons
 
     def exchanged(self) -> set[int]:
         return set(self._sharded)
@@ -166,10 +166,10 @@ class Wrapper(GatheringWrapper):
             if (gather := module.connect(shared, tag)) is not None:
                 self._gathers.append(gather)
         names: dict[torch.nn.Module, list[str]] = {}
-        for found in self._found:
-            names.setdefault(found.module, []).append(found.name)
-        for owner, own in names.items():
-            self._replace(owner, tuple(own), handle)
+        for reading in self._found:
+            names.setdefault(reading.module, []).append(reading.name)
+        for owner, read_names in names.items():
+            self._replace(owner, tuple(read_names), handle)
             handle.passes.undo.append(functools.partial(_restore, owner))
         handle.passes.undo += [one.release for one in self._sharded.values()]
         self.follow_parameters(handle)
@@ -189,20 +189,22 @@ class Wrapper(GatheringWrapper):
     @contextlib.contextmanager
     def moving(self, module: torch.nn.Module) -> Iterator[None]:
         """Contains .to() and such, which swap parameters also where they change nothing. Local."""
-        own = {id(found.parameter) for found in self._found if found.module is module}
+        parameters = {id(reading.parameter) for reading in self._found if reading.module is module}
         users = [
-            (found, self._sharded[id(found.parameter)]) for found in self._found if id(found.parameter) in own
+            (reading, self._sharded[id(reading.parameter)])
+            for reading in self._found
+            if id(reading.parameter) in parameters
         ]
         try:
-            for found, one in users:
+            for reading, one in users:
                 one.release()
-                self._note(found.module, found.name, one)
+                self._note(reading.module, reading.name, one)
             yield
         finally:
             for one in {one for _, one in users}:
                 one.renew()
-            for found, one in users:
-                self._note(found.module, found.name, one)
+            for reading, one in users:
+                self._note(reading.module, reading.name, one)
 
     def joins(self, whats: Sequence[str]) -> bool:
         for rank, module in enumerate(map(self._of_changed.get, whats)):

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 SEEN = {
     "FullyShardedDataParallel._handle": TESTED,
-    "ShardingStrategy._HYBRID_SHARD_ZERO2": "2.13",
+    "ShardingStrategy._HYBRID_SHARD_ZERO2": "2.9 to 2.14",
     "FullyShardedDataParallel._comm_hook": TESTED,
     "FullyShardedDataParallel._comm_hook_state": TESTED,
-    "FullyShardedDataParallel._inter_node_pg": "2.13",
-    "FullyShardedDataParallel._device_mesh": "2.13",
+    "FullyShardedDataParallel._inter_node_pg": "2.9 to 2.14",
+    "FullyShardedDataParallel._device_mesh": "2.9 to 2.14",
     "FullyShardedDataParallel._post_backward_callback_queued": TESTED,
     "FlatParamHandle.flat_param": TESTED,
     "FlatParameter._fqns": TESTED,

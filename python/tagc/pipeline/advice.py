@@ -43,7 +43,11 @@ Tensors = Sequence[tuple[tuple[int, ...], torch.dtype]]
 
 
 def forecast(
-    found: Sequence[Mapping[str, Any]], schedule: str, n_stages: int, micro_batches: int, step_s: float | None
+    measured: Sequence[Mapping[str, Any]],
+    schedule: str,
+    n_stages: int,
+    micro_batches: int,
+    step_s: float | None,
 ) -> list[dict[str, Any]]:
     """Returns a row for each of `found`, which has "forward_s" and "backward_s" of a message, codec included:
     with the seconds of a step, "comm_s" if stages took no time to compute. step_s: a stage's computing in a
@@ -53,19 +57,19 @@ def forecast(
     def takes_s(compute_s: float, forward_s: float, backward_s: float) -> float:
         return planner.pipeline_s(schedule, n_stages, micro_batches, compute_s, forward_s, backward_s)
 
-    for way in found:
-        messages = (way["forward_s"], way["backward_s"])
+    for row in measured:
+        messages = (row["forward_s"], row["backward_s"])
         compute_s = None if step_s is None else step_s / micro_batches
         alone = None if compute_s is None else takes_s(compute_s, 0, 0)
         takes = None if compute_s is None else takes_s(compute_s, *messages)
         rows.append(
             {
-                **way,
+                **row,
                 "torch": {},
                 "comm_s": takes_s(0, *messages),
                 "exposed_s": None if takes is None or alone is None else takes - alone,
                 "step_s": takes,
-                "card_bytes": micro_batches * max(way["forward_bytes"], way["backward_bytes"]),
+                "card_bytes": micro_batches * max(row["forward_bytes"], row["backward_bytes"]),
             }
         )
     return rows
@@ -107,8 +111,8 @@ class _Survey:
                 return statistics.median(samples[1:])
 
     def message_s(self, n_bytes: int, is_forward: bool) -> float:
-        mine = torch.zeros(n_bytes, dtype=torch.uint8, device=self.device)
-        theirs = torch.empty_like(mine)
+        sent = torch.zeros(n_bytes, dtype=torch.uint8, device=self.device)
+        received = torch.empty_like(sent)
         # whether this rank sends to the next one or receives from it, and the same of the one before
         after = self.at < len(self.crosses) and self.crosses[self.at]
         before = self.at > 0 and self.crosses[self.at - 1]
@@ -117,8 +121,8 @@ class _Survey:
             ops = []
             for is_there, peer, sends in ((after, 1, is_forward), (before, -1, not is_forward)):
                 if is_there:
-                    way, tensor = (dist.isend, mine) if sends else (dist.irecv, theirs)
-                    ops.append(dist.P2POp(way, tensor, self.ranks[self.at + peer], self.group))
+                    operation, tensor = (dist.isend, sent) if sends else (dist.irecv, received)
+                    ops.append(dist.P2POp(operation, tensor, self.ranks[self.at + peer], self.group))
             for work in dist.batch_isend_irecv(ops) if ops else []:
                 work.wait()
             self._settle()
@@ -222,13 +226,13 @@ def advise_stage(
     assert group is not None
     hosts = hosts_of(stage) if hosts is None else hosts
     failure: Exception | None = None
-    mine: dict[str, Any] = {}
+    about: dict[str, Any] = {}
     on: streams.Cuda | Device | None = None
     try:
         tensors = _check(stage, group, micro_batches, schedule, activations, hosts, step_s, seconds)
         on, why_host = opened(torch.device(stage.device))
         is_last = stage.stage_index == stage.num_stages - 1
-        mine = {
+        about = {
             "versions": {"libtagc": lib.version(), "torch": torch.__version__},
             "options": {
                 "micro_batches": micro_batches,
@@ -246,7 +250,7 @@ def advise_stage(
     except Exception as problem:
         failure = problem
     try:
-        everyone = agree_all(group, mine, failure, timeout_s, "advise_stage()")
+        everyone = agree_all(group, about, failure, timeout_s, "advise_stage()")
         has_kernels = not any(theirs["why_host"] for theirs in everyone)
         codec_on = (
             on.streams if isinstance(on, Device) and not has_kernels else on
@@ -339,7 +343,7 @@ def _alone(why: str, step_s: float | None) -> dict[str, Any]:
 
 def _text(advice: Mapping[str, Any]) -> str:
     rows = advice["rows"]
-    of = "comm_s" if advice["compute_s"] is None else "step_s"
+    column = "comm_s" if advice["compute_s"] is None else "step_s"
     baseline = next(row for row in rows if row["name"] == advice["baseline"])
     lines = [
         f"a pipeline of {advice['world_size']} stages, {advice['micro_batches']} micro-batches, forecast for "
@@ -348,10 +352,10 @@ def _text(advice: Mapping[str, Any]) -> str:
         + " ".join(f"{head:>10}" for head in ("forward", "back", "takes", "back", "a step", "factor")),
     ]
     for row in rows:
-        sizes = (bytes_text(row[f"{way}_bytes"]) for way in ("forward", "backward"))
-        times = (seconds_text(row[name]) for name in ("forward_s", "backward_s", of))
+        sizes = (bytes_text(row[f"{direction}_bytes"]) for direction in ("forward", "backward"))
+        times = (seconds_text(row[name]) for name in ("forward_s", "backward_s", column))
         cells = " ".join(f"{cell:>10}" for cell in (*sizes, *times))
-        lines.append(f"{row['name']:36} {cells} {factor_of(baseline, row, of):10.2f}")
-    if of == "comm_s":
+        lines.append(f"{row['name']:36} {cells} {factor_of(baseline, row, column):10.2f}")
+    if column == "comm_s":
         lines.append("a step: if stages took no time to compute")
     return "\n".join([*lines, f"factor: times as fast as {baseline['name']}", advice["reason"]])

@@ -32,9 +32,9 @@ class Codec:
 
     def n_bytes(self, n_elems: int) -> int:
         """Returns the length of the message."""
-        found = ctypes.c_uint64()
-        lib.call("tagc_blocks_bytes", ctypes.byref(self._options), n_elems, ctypes.byref(found))
-        return found.value
+        n = ctypes.c_uint64()
+        lib.call("tagc_blocks_bytes", ctypes.byref(self._options), n_elems, ctypes.byref(n))
+        return n.value
 
     def encode(self, tensor: torch.Tensor, message: torch.Tensor, seed: int) -> None:
         """Fills `message`, of uint8. seed: of the random numbers, where rounding is stochastic."""
@@ -76,10 +76,10 @@ class StagedCodec(Codec):
 
     def _room(self, name: str, like: torch.Tensor) -> torch.Tensor:
         """Returns pinned memory for a tensor. What was copied from it before has arrived."""
-        found = self._pinned.get(name)
-        if found is None or found.nbytes < like.nbytes:
-            found = self._pinned[name] = self._streams.pinned(-(-like.nbytes // 8))
-        return found.view(torch.uint8)[: like.nbytes].view(like.dtype).view(like.shape)
+        pinned = self._pinned.get(name)
+        if pinned is None or pinned.nbytes < like.nbytes:
+            pinned = self._pinned[name] = self._streams.pinned(-(-like.nbytes // 8))
+        return pinned.view(torch.uint8)[: like.nbytes].view(like.dtype).view(like.shape)
 
     def _encode(self, values: torch.Tensor, message: torch.Tensor) -> None:
         self._streams.settle()

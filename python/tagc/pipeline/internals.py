@@ -8,8 +8,8 @@ from typing import Any
 from tagc.torch.extension import reader
 
 SEEN = {
-    "torch.distributed.pipelining.stage._PipelineStageBase": "2.13",
-    "_PipelineStageBase._stage_meta": "2.13",
+    "torch.distributed.pipelining.stage._PipelineStageBase": "2.9 to 2.14",
+    "_PipelineStageBase._stage_meta": "2.13 to 2.14",
 }
 _get, _find = reader(SEEN)
 

@@ -62,8 +62,8 @@ class Pipeline:
 
     def words(self) -> str:
         """Returns a line on what travels how."""
-        ways = (self.options["forward"], self.options["backward"])
-        if ways == ("whole", "whole"):
+        formats = (self.options["forward"], self.options["backward"])
+        if formats == ("whole", "whole"):
             return "tagc: what the stages of this pipeline send each other travels whole, as you asked"
         if self.n_hosts == 1:
             return (
@@ -72,8 +72,8 @@ class Pipeline:
             )
         return (
             f"tagc: a pipeline of {self.n_stages} stages on {self.n_ranks} ranks and {self.n_hosts} hosts: "
-            f"between hosts, activations travel as {ways[0]} and their gradients as {ways[1]}, with a scale "
-            f"per {self.options['block']} values; within a host, whole"
+            f"between hosts, activations travel as {formats[0]} and their gradients as {formats[1]}, with a "
+            f"scale per {self.options['block']} values; within a host, whole"
         )
 
 
@@ -112,23 +112,23 @@ class CompressedStage:
         self._device = on if isinstance(on, Device) else None
         block = pipeline.options["block"]
         self._codecs = {
-            way: None if values == "whole" else codec_of(values, block, is_stochastic, on)
-            for way, values, is_stochastic in (
+            direction: None if values == "whole" else codec_of(values, block, is_stochastic, on)
+            for direction, values, is_stochastic in (
                 ("forward", pipeline.options["forward"], False),
                 ("backward", pipeline.options["backward"], True),
             )
         }
-        self._sent = {way: Traffic() for way in self._codecs}
-        self._received = {way: Traffic() for way in self._codecs}
+        self._sent = {direction: Traffic() for direction in self._codecs}
+        self._received = {direction: Traffic() for direction in self._codecs}
         self._messages: dict[tuple[Any, ...], torch.Tensor] = {}
         # (way, micro-batch) -> [(number, who sends it, message, its tensor)] that the schedule waits for
         self._due: dict[tuple[str, int], list[tuple[int, int, torch.Tensor, torch.Tensor]]] = {}
         self._n_backward, self._is_backward = 0, False  # steps that have sent gradients; whether this one has
         self._replaced: dict[str, Any] = {}
-        for way, short in (("forward", "fwd"), ("backward", "bwd")):
-            self._replace(f"get_{short}_send_ops", functools.partial(self._send, way))
-            self._replace(f"get_{short}_recv_ops", functools.partial(self._receive, way))
-            self._replace(f"{way}_one_chunk", functools.partial(self._compute, way))
+        for direction, short in (("forward", "fwd"), ("backward", "bwd")):
+            self._replace(f"get_{short}_send_ops", functools.partial(self._send, direction))
+            self._replace(f"get_{short}_recv_ops", functools.partial(self._receive, direction))
+            self._replace(f"{direction}_one_chunk", functools.partial(self._compute, direction))
         self._replace("clear_runtime_states", self._begin)
         _compressed[stage] = pipeline
 
@@ -150,10 +150,10 @@ class CompressedStage:
             messages_sent     those that were encoded
             codec_s           in encoding and decoding; with kernels, in enqueuing them
         message_bytes         memory of messages on this rank"""
-        ways = {}
-        for way, sent in self._sent.items():
-            received = self._received[way]
-            ways[way] = {
+        by_direction = {}
+        for direction, sent in self._sent.items():
+            received = self._received[direction]
+            by_direction[direction] = {
                 "bytes_sent": sent.n_bytes,
                 "bytes_received": received.n_bytes,
                 "dense_bytes": sent.n_dense_bytes,
@@ -162,12 +162,12 @@ class CompressedStage:
                 "codec_s": sent.codec_s + received.codec_s,
             }
         sums = {
-            name: sum(numbers[name] for numbers in ways.values())
+            name: sum(numbers[name] for numbers in by_direction.values())
             for name in ("bytes_sent", "bytes_received", "dense_bytes")
         }
         ratio = {"ratio": sums["dense_bytes"] / sums["bytes_sent"]} if sums["bytes_sent"] else {}
         memory = sum(message.numel() for message in self._messages.values())
-        return {"steps": self.n_steps, **sums, **ratio, **ways, "message_bytes": memory}
+        return {"steps": self.n_steps, **sums, **ratio, **by_direction, "message_bytes": memory}
 
     def table(self) -> str:
         """Returns a line on how tensors travel, as printed at the start."""
@@ -187,23 +187,23 @@ class CompressedStage:
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Loads what state_dict() of the same stage returned. If it does not fit, it raises Error and changes
         nothing. Local; call it between steps."""
-        own = self.state_dict()
-        if not isinstance(saved, Mapping) or set(saved) != set(own):
+        state_now = self.state_dict()
+        if not isinstance(saved, Mapping) or set(saved) != set(state_now):
             raise Error("argument", "saved must be what state_dict() of a stage's handle returned")
         for name, what in (("version", "version"), ("n_stages", "number of stages"), ("stage", "stage")):
-            if saved[name] != own[name]:
-                raise Error("mismatch", f"the saved {what} is {saved[name]!r}, and must be {own[name]}")
+            if saved[name] != state_now[name]:
+                raise Error("mismatch", f"the saved {what} is {saved[name]!r}, and must be {state_now[name]}")
         number("n_backward", saved["n_backward"], 0, 2**24 - 1, int)
         self._n_backward, self._is_backward = saved["n_backward"], False
 
     def close(self) -> None:
         """Gives the stage its own methods back. Local; call it for all stages of the pipeline, between two
         steps."""
-        for name, own in self._replaced.items():
-            if own is _MISSING:
+        for name, original in self._replaced.items():
+            if original is _MISSING:
                 delattr(self.stage, name)
             else:
-                setattr(self.stage, name, own)
+                setattr(self.stage, name, original)
         if self._replaced:
             self.pipeline.is_closed = True
             _compressed.pop(self.stage, None)
@@ -233,7 +233,7 @@ class CompressedStage:
         self._replaced[name] = vars(self.stage).get(name, _MISSING)
         setattr(self.stage, name, functools.partial(around, getattr(self.stage, name)))
 
-    def _begin(self, own: Callable[[], Any]) -> Any:
+    def _begin(self, original: Callable[[], Any]) -> Any:
         missing = sorted(set(range(self.pipeline.n_stages)) - self.pipeline.joined)
         if missing or self.pipeline.is_closed:
             others = (
@@ -249,7 +249,7 @@ class CompressedStage:
         self._raise_fault()
         self._due.clear()
         self.n_steps, self._is_backward = self.n_steps + 1, False
-        return own()
+        return original()
 
     def _raise_fault(self) -> None:
         """Raises an Error if the device has found a message that it could not decode."""
@@ -258,54 +258,60 @@ class CompressedStage:
             return
         status, number = fault
         i, chunk, peer = number & 0xFFFF, number >> 16 & 0xFFFFFF, number >> 40 & 0x3FFFFF
-        way = "backward" if number >> 62 else "forward"
+        direction = "backward" if number >> 62 else "forward"
         raise Error(
             status,
-            f"stage {self.stage.stage_index}, micro-batch {chunk} of an earlier step: {self._name(way, i)} "
-            f"from rank {peer} could not be decoded and became NaN: the message was damaged, or of other "
-            "options",
+            f"stage {self.stage.stage_index}, micro-batch {chunk} of an earlier step: "
+            f"{self._name(direction, i)} from rank {peer} could not be decoded and became NaN: the message "
+            "was damaged, or of other options",
         )
 
-    def _codec_of(self, way: str, op: dist.P2POp) -> Codec | None:
+    def _codec_of(self, direction: str, op: dist.P2POp) -> Codec | None:
         """Returns what encodes the tensor of this op; None if it travels whole. The same on both ends."""
-        codec = self._codecs[way] if self.pipeline.is_between_hosts(op.peer) else None
+        codec = self._codecs[direction] if self.pipeline.is_between_hosts(op.peer) else None
         return codec if codec is not None and codec.takes(op.tensor.dtype) else None
 
     def _message(self, codec: Codec, tensor: torch.Tensor, *place: Any) -> torch.Tensor:
         """Returns the memory of the message that always has this place: torch, too, has a tensor for each
         micro-batch, and a step ends when all that it sent has arrived."""
-        n_bytes, found = codec.n_bytes(tensor.numel()), self._messages.get(place)
-        if found is None or found.numel() != n_bytes or found.device != tensor.device:
-            found = self._messages[place] = torch.empty(n_bytes, dtype=torch.uint8, device=tensor.device)
-        return found
+        n_bytes, message = codec.n_bytes(tensor.numel()), self._messages.get(place)
+        if message is None or message.numel() != n_bytes or message.device != tensor.device:
+            message = self._messages[place] = torch.empty(n_bytes, dtype=torch.uint8, device=tensor.device)
+        return message
 
-    def _send(self, way: str, own: Callable[[int], list[dist.P2POp]], chunk: int) -> list[dist.P2POp]:
-        ops, traffic = own(chunk), self._sent[way]
-        expected = None if self._codecs[way] is None else internals.stage_sends(self.stage, way == "forward")
+    def _send(
+        self, direction: str, original: Callable[[int], list[dist.P2POp]], chunk: int
+    ) -> list[dist.P2POp]:
+        ops, traffic = original(chunk), self._sent[direction]
+        expected = (
+            None
+            if self._codecs[direction] is None
+            else internals.stage_sends(self.stage, direction == "forward")
+        )
         for i, op in enumerate(ops):
-            tensor, codec = op.tensor, self._codec_of(way, op)
+            tensor, codec = op.tensor, self._codec_of(direction, op)
             if expected is not None and len(expected) == len(ops):
-                self._check_shape(way, chunk, i, tensor, expected[i])
+                self._check_shape(direction, chunk, i, tensor, expected[i])
             traffic.n_dense_bytes += tensor.nbytes
             if codec is None:
                 traffic.n_whole_bytes += tensor.nbytes
                 traffic.n_bytes += tensor.nbytes
                 continue
-            message = self._message(codec, tensor, "send", way, chunk, i)
+            message = self._message(codec, tensor, "send", direction, chunk, i)
             begin = time.perf_counter()
-            codec.encode(tensor, message, self._seed(chunk, i) if way == "backward" else 0)
+            codec.encode(tensor, message, self._seed(chunk, i) if direction == "backward" else 0)
             traffic.codec_s += time.perf_counter() - begin
             traffic.n_messages += 1
             traffic.n_bytes += message.numel()
             ops[i] = dist.P2POp(op.op, message, op.peer, op.group, op.tag)
         return ops
 
-    def _check_shape(self, way: str, chunk: int, i: int, tensor: torch.Tensor, expected: Any) -> None:
+    def _check_shape(self, direction: str, chunk: int, i: int, tensor: torch.Tensor, expected: Any) -> None:
         if tensor.shape == expected.shape and tensor.dtype == expected.dtype:
             return
         raise Error(
             "argument",
-            f"stage {self.stage.stage_index}, micro-batch {chunk}: {self._name(way, i)} has the shape "
+            f"stage {self.stage.stage_index}, micro-batch {chunk}: {self._name(direction, i)} has the shape "
             f"{tuple(tensor.shape)} and {tensor.dtype}, and the stage that gets it expects "
             f"{tuple(expected.shape)} and {expected.dtype}: what a stage sends must keep both while a "
             "schedule is in use",
@@ -325,43 +331,49 @@ class CompressedStage:
         )
         return (at ^ self.pipeline.first_rank * 0x9E3779B97F4A7C15) & 2**64 - 1
 
-    def _receive(self, way: str, own: Callable[[int], list[dist.P2POp]], chunk: int) -> list[dist.P2POp]:
-        ops, traffic = own(chunk), self._received[way]
+    def _receive(
+        self, direction: str, original: Callable[[int], list[dist.P2POp]], chunk: int
+    ) -> list[dist.P2POp]:
+        ops, traffic = original(chunk), self._received[direction]
         for i, op in enumerate(ops):
-            codec = self._codec_of(way, op)
+            codec = self._codec_of(direction, op)
             if codec is None:
                 traffic.n_bytes += op.tensor.nbytes
                 continue
-            message = self._message(codec, op.tensor, "receive", way, chunk, i)
+            message = self._message(codec, op.tensor, "receive", direction, chunk, i)
             traffic.n_bytes += message.numel()
-            self._due.setdefault((way, chunk), []).append((i, op.peer, message, op.tensor))
+            self._due.setdefault((direction, chunk), []).append((i, op.peer, message, op.tensor))
             ops[i] = dist.P2POp(op.op, message, op.peer, op.group, op.tag)
         return ops
 
-    def _compute(self, way: str, own: Callable[..., Any], chunk: int, *arguments: Any, **named: Any) -> Any:
+    def _compute(
+        self, direction: str, original: Callable[..., Any], chunk: int, *arguments: Any, **named: Any
+    ) -> Any:
         """Decodes what the schedule has waited for, then runs the stage."""
-        codec, begin = self._codecs[way], time.perf_counter()
-        for i, peer, message, tensor in self._due.pop((way, chunk), ()):
+        codec, begin = self._codecs[direction], time.perf_counter()
+        for i, peer, message, tensor in self._due.pop((direction, chunk), ()):
             assert codec is not None
             try:
-                codec.decode(message, tensor, self._number(way, chunk, i, peer))
+                codec.decode(message, tensor, self._number(direction, chunk, i, peer))
             except Error as damage:
                 raise Error(
                     damage.status,
-                    f"stage {self.stage.stage_index}, micro-batch {chunk}: {self._name(way, i)} from rank "
-                    f"{peer} cannot be decoded: {damage}",
+                    f"stage {self.stage.stage_index}, micro-batch {chunk}: {self._name(direction, i)} from "
+                    f"rank {peer} cannot be decoded: {damage}",
                 ) from damage
-        self._received[way].codec_s += time.perf_counter() - begin
-        return own(chunk, *arguments, **named)
+        self._received[direction].codec_s += time.perf_counter() - begin
+        return original(chunk, *arguments, **named)
 
     @staticmethod
-    def _number(way: str, chunk: int, i: int, peer: int) -> int:
+    def _number(direction: str, chunk: int, i: int, peer: int) -> int:
         """Returns the number of a message, from which _raise_fault() knows it."""
-        return (way == "backward") << 62 | (peer & 0x3FFFFF) << 40 | (chunk & 0xFFFFFF) << 16 | i & 0xFFFF
+        return (
+            (direction == "backward") << 62 | (peer & 0x3FFFFF) << 40 | (chunk & 0xFFFFFF) << 16 | i & 0xFFFF
+        )
 
     @staticmethod
-    def _name(way: str, i: int) -> str:
-        return f"activation {i}" if way == "forward" else f"gradient {i}"
+    def _name(direction: str, i: int) -> str:
+        return f"activation {i}" if direction == "forward" else f"gradient {i}"
 
 
 def compress_stage(
@@ -405,7 +417,7 @@ def compress_stage(
         versions = {"libtagc": _library.version(), "torch": torch.__version__}
     except Exception as problem:
         failure = problem
-    mine = {
+    about = {
         "versions": versions,
         "options": {**options, "the list of stages so far": sorted(pipeline.joined) if pipeline else []},
         "rows": [],
@@ -414,7 +426,7 @@ def compress_stage(
         "why_host": why_host,
     }
     try:
-        everyone = agree_all(group, mine, failure, timeout_s, "compress_stage()")
+        everyone = agree_all(group, about, failure, timeout_s, "compress_stage()")
         return _join(stage, group, options, everyone, on, verbose)
     except BaseException:
         if isinstance(on, Device):
@@ -479,10 +491,11 @@ def _join(
 
 def _check(stage: Any, group: Any, options: dict[str, Any], hosts: Any, timeout_s: Any) -> None:
     """Raises an Error that names the option, unless all fit. Local."""
-    for way in ("forward", "backward"):
-        if options[way] not in VALUES:
+    for direction in ("forward", "backward"):
+        if options[direction] not in VALUES:
             raise Error(
-                "argument", f"{way} is {options[way]!r}, must be one of {', '.join(map(repr, VALUES))}"
+                "argument",
+                f"{direction} is {options[direction]!r}, must be one of {', '.join(map(repr, VALUES))}",
             )
     number("block", options["block"], 16, 4096, int)
     if options["block"] & (options["block"] - 1):

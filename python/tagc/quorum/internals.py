@@ -7,10 +7,10 @@ from typing import Any
 from tagc.torch.extension import ddp_hooks, reader
 
 SEEN = {
-    "DistributedDataParallel._remove_autograd_hooks": "2.13",
-    "DistributedDataParallel._build_params_for_reducer": "2.13",
-    "DistributedDataParallel._build_debug_param_to_name_mapping": "2.13",
-    "DistributedDataParallel._ddp_init_helper": "2.13",
+    "DistributedDataParallel._remove_autograd_hooks": "2.9 to 2.14",
+    "DistributedDataParallel._build_params_for_reducer": "2.9 to 2.14",
+    "DistributedDataParallel._build_debug_param_to_name_mapping": "2.9 to 2.14",
+    "DistributedDataParallel._ddp_init_helper": "2.9 to 2.14",
 }
 _get, _find = reader(SEEN)
 

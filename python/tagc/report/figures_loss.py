@@ -151,7 +151,7 @@ def lines(curves: Sequence[Curve], x_title: str, y_title: str, *, x_scale: float
     bottom, top = min(lows), max(highs)
     if y_most is not None and math.isfinite(y_most):
         top = min(max(y_most, bottom), top)
-    room = 0.05 * (top - bottom) or 0.05 * abs(top) or 1.0
+    margin = 0.05 * (top - bottom) or 0.05 * abs(top) or 1.0
     shown = style.legend_param("shown", "arm", arms)
     color = style.arm_color(arms, [style.line_color(colors[arm]) for arm in arms])
     dashes = alt.StrokeDash(
@@ -162,7 +162,7 @@ def lines(curves: Sequence[Curve], x_title: str, y_title: str, *, x_scale: float
     )
     x = alt.X("x:Q", title=x_title, scale=alt.Scale(nice=False, zero=False))
     y = alt.Y(
-        "y:Q", title=y_title, scale=alt.Scale(zero=False, nice=False, domain=[bottom - room, top + room])
+        "y:Q", title=y_title, scale=alt.Scale(zero=False, nice=False, domain=[bottom - margin, top + margin])
     )
     tip = [
         alt.Tooltip("arm:N", title="arm"),

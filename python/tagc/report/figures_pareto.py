@@ -37,9 +37,9 @@ def _seed_spread(report: Report) -> float:
     """Returns the distance of the first arm's seeds from their mean, in percent; 0: unknown."""
     for group in report.groups:
         if group.first is group and len(group.runs) > 1 and group.runs[0].evals:
-            own = group_gap(group, group, group.runs[0].evals[-1][0])
-            if own.n > 1:
-                return 100 * max(abs(own.least), abs(own.most))
+            gap = group_gap(group, group, group.runs[0].evals[-1][0])
+            if gap.n > 1:
+                return 100 * max(abs(gap.least), abs(gap.most))
     return 0.0
 
 
@@ -100,8 +100,10 @@ def _draw(report: Report, is_all: bool) -> style.Drawing | None:
     highest, lowest, spread = max([0.1, *gaps]), min([0.0, *gaps]), _seed_spread(report)
     is_log = not lowest < -highest / 10
     left, right = min(point.bits for point in points) / 1.3, max(point.bits for point in points) * 1.3
-    room = 0.06 * (highest - lowest)
-    bottom, top = (FLOOR * 0.8, highest * 1.3) if is_log else (min(lowest, -spread) - room, highest + room)
+    margin = 0.06 * (highest - lowest)
+    bottom, top = (
+        (FLOOR * 0.8, highest * 1.3) if is_log else (min(lowest, -spread) - margin, highest + margin)
+    )
 
     def shown(gap: float) -> float:
         return max(gap, FLOOR) if is_log else gap

@@ -211,8 +211,8 @@ def _draw(shown: list[tuple[Trace, Window, Window | None]]) -> style.Drawing | N
 
 def _window(trace: Trace, asked: Sequence[str] | None) -> Window | None:
     wanted = shown_units(trace, asked)
-    found = backward_windows(trace, trace.ranks[0], wanted) if wanted else []
-    return middle(found) if found else None
+    windows = backward_windows(trace, trace.ranks[0], wanted) if wanted else []
+    return middle(windows) if windows else None
 
 
 def step(report: Report, asked: Sequence[str] | None) -> style.Drawing | None:
@@ -226,5 +226,5 @@ def step(report: Report, asked: Sequence[str] | None) -> style.Drawing | None:
 
 
 def window(report: Report, asked: Sequence[str] | None) -> style.Drawing | None:
-    found = [(trace, _window(trace, asked)) for trace in report.traces]
-    return _draw([(trace, inside, None) for trace, inside in found if inside and math.isfinite(inside[1])])
+    windows = [(trace, _window(trace, asked)) for trace in report.traces]
+    return _draw([(trace, inside, None) for trace, inside in windows if inside and math.isfinite(inside[1])])

@@ -132,11 +132,11 @@ def _fill(result: Result, group: Group) -> None:
 
 
 def _make_groups(report: Report) -> None:
-    found: dict[str, Group] = {}
+    groups: dict[str, Group] = {}
     firsts: dict[int, Group] = {}
     for run in report.runs:
-        found.setdefault(_key(run), Group("", [])).runs.append(run)
-    report.groups = list(found.values())
+        groups.setdefault(_key(run), Group("", [])).runs.append(run)
+    report.groups = list(groups.values())
     for i, group in enumerate(report.groups):
         place = group.runs[0].place
         name = _name(group.runs)

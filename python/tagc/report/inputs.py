@@ -106,14 +106,14 @@ def add(report: Report, path: str) -> None:
 
 def _name_torch_runs(report: Report) -> None:
     """Gives PyTorch runs whose files have the same name their folders' names, and adds the note on all."""
-    found = [(source.path, source.run) for source in report.sources if source.run and source.run.is_torch]
-    labels = [run.label for _, run in found]
-    for path, run in found:
+    runs = [(source.path, source.run) for source in report.sources if source.run and source.run.is_torch]
+    labels = [run.label for _, run in runs]
+    for path, run in runs:
         folder = os.path.basename(os.path.dirname(os.path.abspath(path)))
         if labels.count(run.label) > 1 and os.path.isfile(path) and folder:
             run.label = clean(folder)
-    if found:
-        names = ", ".join(dict.fromkeys(run.label for _, run in found))
+    if runs:
+        names = ", ".join(dict.fromkeys(run.label for _, run in runs))
         report.notes.append(
             f"PyTorch runs ({names}): exposed time is the time in exchanges and gathers, also where "
             "computing hides it; other time is computing and all else"

@@ -90,7 +90,7 @@ def _shrink(node: ElementTree.Element) -> None:
             node.set(
                 name,
                 _LONG.sub(
-                    lambda found: f"{float(found[0]):.{1 if float(found[0]) >= 1 else 2}f}".removesuffix(
+                    lambda number: f"{float(number[0]):.{1 if float(number[0]) >= 1 else 2}f}".removesuffix(
                         ".0"
                     ),
                     value,
@@ -110,12 +110,12 @@ def _stacked(drawings: list[str], title: str, caption: str) -> str:
     """Joins SVG drawings vertically, and adds a title and the rules for dark pages."""
     sizes = []
     for drawing in drawings:
-        found = _SIZE.search(drawing)
-        if not found:
+        match = _SIZE.search(drawing)
+        if not match:
             raise ReportError(
                 "vl-convert returned an SVG of unknown size; tagc-report was made for vl-convert-python 1.9"
             )
-        sizes.append((float(found[1]), float(found[2])))
+        sizes.append((float(match[1]), float(match[2])))
     width, height = max(size[0] for size in sizes), sum(size[1] for size in sizes)
     body, y = [], 0.0
     for drawing, size in zip(drawings, sizes):
@@ -130,7 +130,7 @@ def _stacked(drawings: list[str], title: str, caption: str) -> str:
     about = f"<title>{html.escape(clean(title))}</title><desc>{html.escape(clean(caption))}</desc>"
     names: dict[str, str] = {}  # of clips: Vega continues its count in the next drawing
     inner = re.sub(
-        r"\bclip[0-9]+\b", lambda found: names.setdefault(found[0], f"clip-{len(names)}"), "\n".join(body)
+        r"\bclip[0-9]+\b", lambda clip: names.setdefault(clip[0], f"clip-{len(names)}"), "\n".join(body)
     )
     fonts = set(_FONT.findall(inner))
     font = fonts.pop() if len(fonts) == 1 else ""  # of all text: once for the whole picture

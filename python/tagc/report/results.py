@@ -54,7 +54,7 @@ def add_bench(report: Report, bench: Node) -> ArmSet:
     # null: left out
     arms = bench.nodes("arms") if "arms" not in bench.value or bench.get("arms") is not None else []
     model = bench.node("model").text("name")
-    found = ArmSet(
+    arm_set = ArmSet(
         "bench",
         "",
         bench=bench,
@@ -62,20 +62,19 @@ def add_bench(report: Report, bench: Node) -> ArmSet:
         n_hosts=bench.number("n_hosts"),
         bits_per_s=8 * bench.node_or_empty("link").number_or_nan("all_to_all_bytes_per_s"),
     )
-    if not found.world_size >= 1:
-        raise ReportError(f"{bench.place}: world_size is {found.world_size:g}, must be at least 1")
+    if not arm_set.world_size >= 1:
+        raise ReportError(f"{bench.place}: world_size is {arm_set.world_size:g}, must be at least 1")
     medium = "memory" if bench.get("transport") == "local" else "link"  # then nothing is sent over a network
-    at = f", {medium} {units.rate(found.bits_per_s)}" if math.isfinite(found.bits_per_s) else ""
-    found.title = (
-        f"{model[:60]}, {units.plural(found.world_size, 'rank')} on {units.plural(found.n_hosts, 'host')}{at}"
-    )
-    report.sets.append(found)
+    at = f", {medium} {units.rate(arm_set.bits_per_s)}" if math.isfinite(arm_set.bits_per_s) else ""
+    ranks, hosts = units.plural(arm_set.world_size, "rank"), units.plural(arm_set.n_hosts, "host")
+    arm_set.title = f"{model[:60]}, {ranks} on {hosts}{at}"
+    report.sets.append(arm_set)
     for arm in arms:
-        result = report.add_result(found, arm.text("name"))
+        result = report.add_result(arm_set, arm.text("name"))
         _read_arm(arm, result)
         if "speedup" not in arm.value:
             result.speedup = _ratio(arms[0], arm)
-    return found
+    return arm_set
 
 
 def _median_of_round(arm: Node, number: int) -> float:
@@ -181,7 +180,7 @@ def _read_case(
     )
     settings = lab.get("settings")
     title = f"{experiment[:60]}: {units.plural(n_hosts, 'host')} x {units.plural(per_host, 'rank')}{shaping}"
-    found = LabCase(
+    case_read = LabCase(
         experiment,
         title,
         settings if isinstance(settings, dict) else {},
@@ -194,13 +193,13 @@ def _read_case(
         _sum(interface.get("received_bytes")),
         interface.number_or_nan("overhead"),
     )
-    report.cases.append(found)
+    report.cases.append(case_read)
     suffix = f" ({n_hosts:.0f} x {per_host:.0f}{shaping[:36]})" if n_cases > 1 else ""
     if isinstance(case.get("bench"), dict):
-        found.arms = add_bench(report, case.node("bench"))
-        found.arms.title = title
+        case_read.arms = add_bench(report, case.node("bench"))
+        case_read.arms.title = title
         if math.isfinite(rate_of(rate)):
-            found.arms.bits_per_s = rate_of(rate)
+            case_read.arms.bits_per_s = rate_of(rate)
     for item in case.nodes_or_none("runs"):
         _read_run(report, case, item, suffix, add_trace)
 

@@ -76,19 +76,19 @@ def summary_of(report: Report, arms: ArmSet) -> str:
 
 
 def shares(report: Report, asked: Units) -> str:
-    def row(label: str, what: str, found: Shares) -> str:
+    def row(label: str, what: str, measured: Shares) -> str:
         values = (
-            found.model,
-            found.computing,
-            found.communicating,
-            found.overlapped,
-            found.gradient_exchange,
-            found.gradient_exchange_with_gaps,
+            measured.model,
+            measured.computing,
+            measured.communicating,
+            measured.overlapped,
+            measured.gradient_exchange,
+            measured.gradient_exchange_with_gaps,
         )
         return (
             _head(label)
             + _cell(what, "left wrap")
-            + _cell(units.time(found.length_s))
+            + _cell(units.time(measured.length_s))
             + "".join(_cell(units.percent(value)) for value in values)
         )
 
@@ -249,7 +249,7 @@ def _value(options: dict[str, Any], name: str) -> str:
 
 def options(report: Report) -> str:
     arms: dict[str, Result] = {}
-    for result in (result for found in report.sets for result in found.results if result.options):
+    for result in (result for arm_set in report.sets for result in arm_set.results if result.options):
         arms.setdefault(result.name, result)
     shown = list(arms.values())[:MOST_ARMS]
     names = dict.fromkeys(name for result in shown for name in result.options if name not in _PLACES)
@@ -273,8 +273,8 @@ def _text(value: object) -> str:
 
 def _origin(origin: dict[str, Any]) -> list[str]:
     """Returns lines of HTML."""
-    found = origin.get("machine")
-    machine: dict[str, Any] = found if isinstance(found, dict) else {}
+    given = origin.get("machine")
+    machine: dict[str, Any] = given if isinstance(given, dict) else {}
     about = [
         f"tagc {_text(origin.get('version')) or '?'}",
         *(text for text in [_text(origin.get("date"))] if text),

@@ -157,34 +157,34 @@ def backward_windows(trace: Trace, rank: int, units: Sequence[str]) -> list[Wind
     Passes that lack one of the units do not count."""
     windows: list[Window] = []
     passed: set[str] = set()  # units met in this backward pass
-    found: set[str] = set()  # of the units asked for, those in the open window
+    seen: set[str] = set()  # of the units asked for, those in the open window
     start = end = math.nan
 
     def close(at: float) -> None:
-        if found == set(units):
+        if seen == set(units):
             windows.append((start, at))
-        found.clear()
+        seen.clear()
 
     for span in trace.of_rank(rank):
         if not span.is_model:
             continue
         if span.kind != "backward" or not span.unit:
-            if found:
+            if seen:
                 close(end)
             if span.kind == "forward":
                 passed.clear()
             continue
         is_new, name = span.unit not in passed, _is_of(units, span.unit)
         passed.add(span.unit)
-        if found and is_new and not name:
+        if seen and is_new and not name:
             close(span.start_s)
-        elif found:
+        elif seen:
             end = span.end_s
         elif is_new and name:
             start, end = span.start_s, span.end_s
         if is_new and name:
-            found.add(name)
-    if found:
+            seen.add(name)
+    if seen:
         close(end)
     return windows
 

@@ -71,32 +71,32 @@ def parser() -> argparse.ArgumentParser:
 def _split(words: Sequence[str], made: argparse.ArgumentParser) -> tuple[list[str], list[str], bool]:
     """Returns (tagc's words, the script and its arguments, whether it is a module)."""
     known = {word: action for action in made._actions for word in action.option_strings}
-    own: list[str] = []
+    of_tagc: list[str] = []
     i = 0
     while i < len(words):
         if words[i] == "-m":
             if i + 1 == len(words):
                 made.error("-m: a module is missing")
-            return own, list(words[i + 1 :]), True
+            return of_tagc, list(words[i + 1 :]), True
         if not words[i].startswith("-"):
-            return own, list(words[i:]), False
+            return of_tagc, list(words[i:]), False
         name, equals, value = words[i].partition("=")
         name = name.replace("_", "-")
         if name not in known:
             made.error(f"{words[i]} is no option of {made.prog}{options.meant(name, known)}")
         takes = known[name].nargs != 0 and not equals
-        own += [name + equals + value, *words[i + 1 : i + 1 + takes]]
+        of_tagc += [name + equals + value, *words[i + 1 : i + 1 + takes]]
         i += 1 + takes
-    made.parse_args(own)  # --help
+    made.parse_args(of_tagc)  # --help
     made.error("a script is missing, or -m and a module")
 
 
 def _of(words: Sequence[str]) -> tuple[Settings, list[str], bool]:
     """Returns what the command line says."""
     made = parser()
-    own, rest, is_module = _split(words, made)
+    of_tagc, rest, is_module = _split(words, made)
     # argparse makes an empty list of --option=--
-    given: dict[str, Any] = vars(made.parse_args(own))
+    given: dict[str, Any] = vars(made.parse_args(of_tagc))
     given = {name: "--" if value == [] else value for name, value in given.items()}
     try:
         of_compress: dict[str, Any] = {} if given["options"] is None else options.of_file(given["options"])

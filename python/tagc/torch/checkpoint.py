@@ -134,7 +134,7 @@ def load(state: State, saved: Any, is_selected: bool = False) -> None:
     of all ranks (is_selected: only of ranks that this one needs). Local; changes nothing if it raises."""
     with state.lock:
         _check_open(state)
-        mine, old = _about(state), _ranks(saved)
+        about_now, old = _about(state), _ranks(saved)
         for about, _ in old.values():
             if bool(about["managed"]) != state.wrapper.is_elastic:
                 raise _bad(
@@ -143,15 +143,15 @@ def load(state: State, saved: Any, is_selected: bool = False) -> None:
                     f"{'there' if about['managed'] else 'elsewhere'}"
                 )
         first = next(iter(old.values()))[0]
-        if state.wrapper.has_several_meshes and any(first[key] != mine[key] for key in _SIZES):
+        if state.wrapper.has_several_meshes and any(first[key] != about_now[key] for key in _SIZES):
             raise Error(
                 "unsupported",
-                f"tagc state: was saved by {_many(first)} ranks, and there are {_many(mine)} now; "
+                f"tagc state: was saved by {_many(first)} ranks, and there are {_many(about_now)} now; "
                 "gradients of some parameters of this model are averaged over other ranks than those of "
                 "others, and which ranks have the same is not known: load it with as many ranks, or leave "
                 "it out",
             )
-        wanted = _sources(mine, {rank: about for rank, (about, _) in old.items()}, is_selected)
+        wanted = _sources(about_now, {rank: about for rank, (about, _) in old.items()}, is_selected)
         if alone := {name for name, why in state.wrapper.left_to_torch().items() if why == ALONE}:
             for about, residuals in old.values():
                 old[about["rank"]] = about, {n: values for n, values in residuals.items() if n not in alone}
@@ -166,9 +166,9 @@ def load(state: State, saved: Any, is_selected: bool = False) -> None:
             _check(keepers, rank, *old[rank], is_own=wanted[rank] is None)
         sources = [_Source(*old[rank], factor) for rank, factor in wanted.items()]
         about, is_alike = sources[0].about, sources[0].factor is None
-        own = old[mine["rank"]][0] if mine["rank"] in old else None
-        is_of_as_many = own is not None and own["world_size"] == mine["world_size"]
-        replicas = _replicas(state, saved, own, is_alike) if own and is_of_as_many else {}
+        about_then = old[about_now["rank"]][0] if about_now["rank"] in old else None
+        is_of_as_many = about_then is not None and about_then["world_size"] == about_now["world_size"]
+        replicas = _replicas(state, saved, about_then, is_alike) if about_then and is_of_as_many else {}
         for keeper in keepers:
             keeper.unit.set_residuals_on_the_wire(
                 {p.name: _resharded(p, keeper, sources) for p in keeper.parameters}
@@ -223,14 +223,14 @@ def read_files(state: State, folder: Any) -> Any:
     folder = _folder(folder)
     _check_writers(state, _file(folder, rank))
     first = rank if _file(folder, rank).exists() else 0
-    mine = _read(folder, first)
-    saved, own = next(iter(_ranks(mine).values()))[0], _about(state)
+    file = _read(folder, first)
+    saved, about_now = next(iter(_ranks(file).values()))[0], _about(state)
     n_saved = saved["world_size"]
-    if first == rank and all(saved[key] == own[key] for key in (*_SIZES, *_PLACE)):
-        return mine
+    if first == rank and all(saved[key] == about_now[key] for key in (*_SIZES, *_PLACE)):
+        return file
     everyone = []
     for r in range(n_saved):
-        everyone.append(mine if r == first else _read(folder, r))
+        everyone.append(file if r == first else _read(folder, r))
         for about, _ in _ranks(everyone[-1], residuals=False).values():
             _check_same_save(saved, about)  # before a file is missed that this save did not write
     return everyone
@@ -305,15 +305,15 @@ class Reader:
 
     def _find(self, key: str | None) -> tuple[Any, ...]:
         """Returns the path of the handle within the checkpoint."""
-        found = {path[:-2] for path in self._paths() if path[-1] in (ABOUT, _OF_VERSION_1[ABOUT])}
-        fitting = {path for path in found if key in (None, path[-1], ".".join(map(str, path)))}
+        handles = {path[:-2] for path in self._paths() if path[-1] in (ABOUT, _OF_VERSION_1[ABOUT])}
+        fitting = {path for path in handles if key in (None, path[-1], ".".join(map(str, path)))}
         if len(fitting) != 1:
-            names = ", ".join(sorted(repr(".".join(map(str, path))) for path in found))
+            names = ", ".join(sorted(repr(".".join(map(str, path))) for path in handles))
             raise Error(
                 "argument",
                 f"{self._where} has the states of tagc handles under the keys {names}; key is {key!r}, must "
                 "be one of them"
-                if found
+                if handles
                 else f"{self._where} was saved without a tagc handle: leave the handle out of dcp.load(), "
                 "and its residuals begin at zero",
             )
@@ -402,10 +402,10 @@ def _keepers(state: State, saved: Set[str] = frozenset()) -> list[Keeper]:
     """Returns keepers of trainable parameters, and of frozen ones that still have a residual, here or in the
     checkpoint."""
     frozen = {name for name, p in policy.named_parameters(state.model) if not p.requires_grad}
-    found = []
+    keepers = []
     for unit, parameters, n_chunks, held in state.keepers():
         named = saved | unit.names_of_residuals() if frozen else ()
-        found.append(
+        keepers.append(
             Keeper(
                 unit,
                 [
@@ -419,7 +419,7 @@ def _keepers(state: State, saved: Set[str] = frozenset()) -> list[Keeper]:
                 held,
             )
         )
-    return found
+    return keepers
 
 
 def _n_chunk(parameter: layouts.Parameter, n_chunks: int) -> int:
@@ -501,39 +501,40 @@ def _parsed(name: str, text: str) -> dict[str, Any]:
 
 
 def _sources(
-    mine: Mapping[str, Any], abouts: Mapping[int, Mapping[str, Any]], is_selected: bool = False
+    about_now: Mapping[str, Any], abouts: Mapping[int, Mapping[str, Any]], is_selected: bool = False
 ) -> dict[int, float | None]:
     """Returns {old rank: factor of its residuals} of the ranks whose residuals this one takes over, in order
     of replica and place; None: no factor, bit for bit."""
     first = abouts[min(abouts)]
     for about in abouts.values():
         _check_same_save(first, about)
-    if all(mine[key] == first[key] for key in _SIZES):
-        own = mine["rank"]
-        if own not in abouts:
+    if all(about_now[key] == first[key] for key in _SIZES):
+        rank_now = about_now["rank"]
+        if rank_now not in abouts:
             raise _bad(
-                f"has {_listed(abouts)}, and this is rank {own}: each rank has its own residuals, so call "
-                "handle.save(folder) and handle.load(folder) on every rank, or give dcp.save() the handle"
+                f"has {_listed(abouts)}, and this is rank {rank_now}: each rank has its own residuals, "
+                "so call handle.save(folder) and handle.load(folder) on every rank, or give dcp.save() the "
+                "handle"
             )
-        if all(abouts[own][key] == mine[key] for key in _PLACE):
-            return {own: None}
-    same = {rank: about for rank, about in abouts.items() if about["where"] == mine["where"]}
+        if all(abouts[rank_now][key] == about_now[key] for key in _PLACE):
+            return {rank_now: None}
+    same = {rank: about for rank, about in abouts.items() if about["where"] == about_now["where"]}
     if not same:
         raise _bad(
             f"was saved by {first['world_size']} ranks, of which rank {first['rank']} had place "
-            f"{_where(first)}; this one of {mine['world_size']} ranks has place {_where(mine)}, and no saved "
-            "rank had the same: residuals of other stages or pieces do not fit. Load it with the same mesh "
-            "but for the dimension that averages gradients, or leave it out"
+            f"{_where(first)}; this one of {about_now['world_size']} ranks has place {_where(about_now)}, "
+            "and no saved rank had the same: residuals of other stages or pieces do not fit. Load it with "
+            "the same mesh but for the dimension that averages gradients, or leave it out"
         )
-    old, new = first["replicas"], mine["replicas"]
-    congruent = range(mine["replica"] % old if new > old else mine["replica"], old, min(old, new))
-    n_heirs = len(range(mine["replica"] % old, new, old)) if new > old else 1
-    found = sorted(
+    old, new = first["replicas"], about_now["replicas"]
+    congruent = range(about_now["replica"] % old if new > old else about_now["replica"], old, min(old, new))
+    n_heirs = len(range(about_now["replica"] % old, new, old)) if new > old else 1
+    heirs = sorted(
         (about["replica"], about["place"], about["part"], rank)
         for rank, about in same.items()
         if about["replica"] in congruent
     )
-    wanted = {rank: new / old / n_heirs for *_, rank in found}
+    wanted = {rank: new / old / n_heirs for *_, rank in heirs}
     # Check all, not only those that this rank needs: else one rank would raise and another continue.
     if (
         len(wanted) != len(congruent) * first["places"] * first["parts"]
@@ -541,7 +542,7 @@ def _sources(
         and len(abouts) != first["world_size"]
     ):
         raise _bad(
-            f"was saved by {_many(first)} ranks, and there are {_many(mine)} now; only residuals of "
+            f"was saved by {_many(first)} ranks, and there are {_many(about_now)} now; only residuals of "
             f"{_listed(abouts)} are here: load a list of all ranks' state_dict(), or with "
             "torch.distributed.checkpoint handle.at(path) instead of handle"
         )
@@ -627,7 +628,7 @@ def _replicas(state: State, saved: Any, about: Mapping[str, Any], is_alike: bool
     )
     if not state.wrapper.replica_sizes():
         return {}
-    rows, gathered, found = renamed(entry).get(REPLICAS, {}), about.get("gathered", {}), {}
+    rows, gathered, replicas = renamed(entry).get(REPLICAS, {}), about.get("gathered", {}), {}
     if not isinstance(rows, dict) or not isinstance(gathered, dict) or set(rows) != set(gathered):
         raise _bad(
             f"replicas of {rank} are a {type(rows).__name__}, must be a dict with a tensor of each module "
@@ -648,8 +649,8 @@ def _replicas(state: State, saved: Any, about: Mapping[str, Any], is_alike: bool
             or not 0 <= numbers[0] < 2**50
         ):
             raise _bad(f"'gathered' of {name} of {rank} is {numbers!r}, must be a count and two checksums")
-        found[name] = Replica(row, *numbers)
-    return found
+        replicas[name] = Replica(row, *numbers)
+    return replicas
 
 
 class _Source(NamedTuple):
@@ -686,11 +687,11 @@ def _resharded(parameter: layouts.Parameter, keeper: Keeper, sources: list[_Sour
 def _joined(parameter: layouts.Parameter, ranks: list[_Source]) -> torch.Tensor:
     """Returns the residual of one replica, of the parameter's shape. ranks: all of it, in the order of places
     and parts."""
-    n_chunks, found = ranks[0].about["chunks"], dict[int, torch.Tensor]()
+    n_chunks, of_places = ranks[0].about["chunks"], dict[int, torch.Tensor]()
     for source in ranks:
         values, place = source.tensor(parameter), source.about["place"]
-        found[place] = found[place] + values if place in found else values
+        of_places[place] = of_places[place] + values if place in of_places else values
     if not n_chunks:
-        return found[0]
-    held = torch.stack([values.view(n_chunks, -1) for values in found.values()], dim=1)
-    return layouts.from_wire(held.reshape(-1)[: parameter.numel], parameter, n_chunks * len(found))
+        return of_places[0]
+    held = torch.stack([values.view(n_chunks, -1) for values in of_places.values()], dim=1)
+    return layouts.from_wire(held.reshape(-1)[: parameter.numel], parameter, n_chunks * len(of_places))

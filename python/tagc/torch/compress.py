@@ -184,10 +184,82 @@ def hosts_of(model: torch.nn.Module) -> dict[int, str]:
         groups = kind_of(model, None).wrapper(model, None).agreeing()
     except Exception as problem:
         failure = problem
-    mine: dict[str, Any] = {"versions": {}, "options": {}, "rows": [], "fresh": None}
-    mine["about host"] = first_words.about_host()
-    hosts = _agree(groups, mine, failure, None, "hosts_of()")[1]
+    about: dict[str, Any] = {"versions": {}, "options": {}, "rows": [], "fresh": None}
+    about["about host"] = first_words.about_host()
+    hosts = _agree(groups, about, failure, None, "hosts_of()")[1]
     return {rank: about["host"] for rank, about in hosts.items()}
+
+
+@dataclasses.dataclass
+class _Seen:
+    """What a rank sees of its model, and makes for it, before all ranks agree."""
+
+    groups: list[dist.ProcessGroup | None]  # whose ranks are to agree
+    about: dict[str, Any] = dataclasses.field(default_factory=dict)  # what all of them hear
+    failure: Exception | None = None  # of this rank, of which the others have to hear, too
+    wrapper: Wrapper | None = None
+    cluster: Cluster | None = None
+    staging: Staging | None = None
+
+    @property
+    def rows(self) -> list[policy.Row]:
+        rows: list[policy.Row] = self.about["rows"] + self.about["rows of one rank"]
+        return rows
+
+
+def _look(
+    model: torch.nn.Module, between: Any, options: dict[str, Any], on_step: Any, only: str | None
+) -> _Seen:
+    """Returns what this rank sees. options: gets the time-out of the model's group, if it has none. Local: a
+    failure is kept, not raised."""
+    seen = _Seen([dist.group.WORLD if dist.is_initialized() else None])
+    try:
+        if seen.groups == [None] and all(kind.needs_init for kind in kinds_of(model, between)):
+            raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
+        if on_step is not None and not callable(on_step):
+            raise Error("argument", f"on_step is {on_step!r}, must be a function of a dict")
+        seen.wrapper = wrapper = kind_of(model, between, only).wrapper(model, between)
+        seen.groups = wrapper.agreeing()
+        if options["timeout_s"] is None:
+            of_model = next(iter(wrapper.groups()), None)
+            options["timeout_s"] = waits.timeout_of(of_model if wrapper.between is None else wrapper.between)
+        seen.about = _describe(model, wrapper, options)
+        seen.about["fresh"] = first_words.look_fresh(seen.about["rows"], policy.named_parameters(model))
+        settings = Settings(**options)
+        seen.cluster = _cluster(wrapper, settings)
+        device = streams.of(streams.device_of(model))
+        wrapper.check(settings, device is not None)
+        if device is not None:
+            seen.staging = Staging(device, settings.codec_on())
+        elif settings.codec == "device":
+            raise Error("unsupported", "codec is 'device', and the model is in CPU memory")
+    except Exception as problem:
+        seen.failure = problem
+    return seen
+
+
+def _meet(seen: _Seen, timeout_s: Any, call: str) -> tuple[bool, dict[int, Any]]:
+    """Makes all ranks agree on what they see, and splits them by hosts. Returns what _agree() returns.
+    Collective."""
+    staging = seen.staging
+    try:
+        seen.about["about host"] = first_words.about_host() | {
+            "is staged": staging is not None,
+            "why host": "" if staging is None or staging.why_host is None else str(staging.why_host),
+        }
+        is_fresh, abouts = _agree(seen.groups, seen.about, seen.failure, timeout_s, call)
+        wrapper, hosts = seen.wrapper, {rank: about["host"] for rank, about in abouts.items()}
+        assert wrapper is not None  # or _agree() has raised
+        if seen.cluster is not None:
+            seen.cluster.split([*wrapper.groups(), *(wrapper.deciders() or ())], hosts)
+            wrapper.cluster = seen.cluster
+        _warn_of_slow_sums(wrapper, hosts)
+    except BaseException:
+        if staging is not None:
+            staging.close()
+            staging.free()
+        raise
+    return is_fresh, abouts
 
 
 def _prepare(
@@ -201,70 +273,26 @@ def _prepare(
 ) -> tuple[Compressed, Wrapper]:
     """Returns a Compressed without its hooks, and the wrapper that has them. Collective."""
     model = internals.unwrapped(model)
-    staging: Staging | None = None
-    groups: list[dist.ProcessGroup | None] = [dist.group.WORLD if dist.is_initialized() else None]
-    wrapper: Wrapper | None = None
-    failure: Exception | None = None
-    cluster: Cluster | None = None
-    mine: dict[str, Any] = {}
     given_s = options.get("timeout_s")
-    try:
-        if groups == [None] and all(kind.needs_init for kind in kinds_of(model, between)):
-            raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
-        if on_step is not None and not callable(on_step):
-            raise Error("argument", f"on_step is {on_step!r}, must be a function of a dict")
-        wrapper = kind_of(model, between, only).wrapper(model, between)
-        groups = wrapper.agreeing()
-        if options["timeout_s"] is None:
-            of_model = next(iter(wrapper.groups()), None)
-            options["timeout_s"] = waits.timeout_of(of_model if wrapper.between is None else wrapper.between)
-        mine = _describe(model, wrapper, options)
-        mine["options"]["an optimizer was given to compress()"] = optimizer is not None
-        mine["fresh"] = first_words.look_fresh(mine["rows"], policy.named_parameters(model))
-        settings = Settings(**options)
-        cluster = _cluster(wrapper, settings)
-        found = streams.of(streams.device_of(model))
-        wrapper.check(settings, found is not None)
-        if found is not None:
-            staging = Staging(found, settings.codec_on())
-        elif settings.codec == "device":
-            raise Error("unsupported", "codec is 'device', and the model is in CPU memory")
-    except Exception as problem:
-        failure = problem
-    try:
-        why_host = "" if staging is None or staging.why_host is None else str(staging.why_host)
-        mine["about host"] = first_words.about_host() | {
-            "is staged": staging is not None,
-            "why host": why_host,
-        }
-        call = f"{'ddp_state' if only else 'compress'}()"
-        is_fresh, abouts = _agree(groups, mine, failure, options.get("timeout_s"), call)
-        if cluster is not None and wrapper is not None:
-            own = [*wrapper.groups(), *(wrapper.deciders() or ())]
-            cluster.split(own, {rank: about["host"] for rank, about in abouts.items()})
-            wrapper.cluster = cluster
-        if wrapper is not None:
-            _warn_of_slow_sums(wrapper, {rank: about["host"] for rank, about in abouts.items()})
-    except BaseException:
-        if staging is not None:
-            staging.close()
-            staging.free()
-        raise
-    assert wrapper is not None  # or agree_all() has raised
+    seen = _look(model, between, options, on_step, only)
+    seen.about.setdefault("options", {})["an optimizer was given to compress()"] = optimizer is not None
+    call = f"{'ddp_state' if only else 'compress'}()"
+    is_fresh, abouts = _meet(seen, options.get("timeout_s"), call)
+    wrapper, rows = seen.wrapper, seen.rows
+    assert wrapper is not None
     if options["threads"] is None:
-        options["threads"] = cores.threads(mine["about host"], abouts.values())
-    settings, rows = Settings(**options), mine["rows"] + mine["rows of one rank"]
+        options["threads"] = cores.threads(seen.about["about host"], abouts.values())
+    settings = Settings(**options)
     wrapper.set_kinds({row.name: {"kind": row.class_} for row in rows})
-    named = list(policy.named_parameters(model))
-    table = _table(rows, settings, {name for name, parameter in named if not parameter.requires_grad})
-    handle = Compressed(model, wrapper, settings, table, staging, is_fresh)
+    frozen = {name for name, parameter in policy.named_parameters(model) if not parameter.requires_grad}
+    handle = Compressed(model, wrapper, settings, _table(rows, settings, frozen), seen.staging, is_fresh)
     handle.passes.on_step = on_step
     handle.passes.are_all_staged = all(about["is staged"] for about in abouts.values())
     handle.passes.groups = {row.name: row.reason for row in rows}
-    about_all = mine["versions"] | mine["options"] | {"classes": zlib.crc32(repr(rows).encode())}
-    wrapper.connect(handle, given_s, about_all, staging is None)
+    agreed = seen.about["versions"] | seen.about["options"] | {"classes": zlib.crc32(repr(rows).encode())}
+    wrapper.connect(handle, given_s, agreed, seen.staging is None)
     if optimizer is not None:
-        _adapt_together(handle, optimizer, groups, failure)
+        _adapt_together(handle, optimizer, seen.groups)
     handle.state.is_verbose = verbose
     if wrapper.speaks and internals.version() > internals.NEWEST:
         newest = ".".join(map(str, internals.NEWEST))
@@ -273,14 +301,13 @@ def _prepare(
             stacklevel=3,
         )
     if verbose and wrapper.speaks:
-        say(_introduction(handle, wrapper, rows, named, abouts, cluster, staging, is_fresh))
+        say(_introduction(handle, seen, abouts, is_fresh))
     return handle, wrapper
 
 
-def _adapt_together(
-    handle: Compressed, optimizer: Any, groups: list[dist.ProcessGroup | None], failure: Exception | None
-) -> None:
+def _adapt_together(handle: Compressed, optimizer: Any, groups: list[dist.ProcessGroup | None]) -> None:
     """Adapts the optimizer, or closes the handle on all ranks if one of them cannot. Collective."""
+    failure: Exception | None = None
     nothing: dict[str, Any] = {"versions": {}, "options": {}, "rows": [], "fresh": None, "about host": None}
     try:
         try:
@@ -293,24 +320,17 @@ def _adapt_together(
         raise
 
 
-def _introduction(
-    handle: Compressed,
-    wrapper: Wrapper,
-    rows: list[policy.Row],
-    named: list[tuple[str, torch.nn.Parameter]],
-    abouts: Mapping[int, Any],
-    cluster: Cluster | None,
-    staging: Staging | None,
-    is_fresh: bool,
-) -> str:
+def _introduction(handle: Compressed, seen: _Seen, abouts: Mapping[int, Any], is_fresh: bool) -> str:
     """Returns what compress() says: the table, when a parameter will send less, and what else there is to
     know. abouts: what each rank says of its host."""
     settings, words = handle.state.options, handle.state.moments.words
+    wrapper, staging = handle.state.wrapper, seen.staging
     schedule = handle.state.schedule.words(handle.state.moments.deciding(), bool(words))
-    nothing = _nothing(rows, settings, {name for name, parameter in named if parameter.requires_grad})
+    trained = {name for name, parameter in policy.named_parameters(handle.model) if parameter.requires_grad}
+    nothing = _nothing(seen.rows, settings, trained)
     lines = [nothing, words]
-    if cluster is not None:
-        lines.append(cluster.words(wrapper.groups(), streams.device_of(handle.model)))
+    if seen.cluster is not None:
+        lines.append(seen.cluster.words(wrapper.groups(), streams.device_of(handle.model)))
     lines.append(_where(abouts))
     if staging is not None and any(comm.needs_python for comm in handle.passes.comms()):
         lines.append(
@@ -324,8 +344,10 @@ def _introduction(
         )
     if not wrapper.is_elastic and settings.hosts != 1:
         exchanging = wrapper.exchanging()
-        own = [about for rank, about in abouts.items() if rank in exchanging]
-        lines.append(first_words.line(own, is_fresh and not nothing, settings.gentle, settings.hosts))
+        exchanging_hosts = [about for rank, about in abouts.items() if rank in exchanging]
+        lines.append(
+            first_words.line(exchanging_hosts, is_fresh and not nothing, settings.gentle, settings.hosts)
+        )
     return "\n".join([f"{handle.table()}{schedule}", *filter(None, lines)])
 
 
@@ -349,7 +371,7 @@ def _warn_of_slow_sums(wrapper: Wrapper, hosts: Mapping[int, str]) -> None:
                 f"tagc: torch sums gradients over {len(ranks)} ranks on {n_hosts} hosts, such as ranks "
                 f"{ranks[0]} and {ranks[-1]}, uncompressed, before tagc exchanges the sums: use "
                 "fully_shard() over a mesh inside each host, or over all ranks without between=",
-                stacklevel=4,
+                stacklevel=5,  # who called compress()
             )
             return
 
@@ -394,7 +416,7 @@ def _named(model: torch.nn.Module, wrapper: Wrapper) -> Iterator[tuple[str, torc
 
 def _agree(
     groups: list[dist.ProcessGroup | None],
-    mine: dict[str, Any],
+    about: dict[str, Any],
     failure: Exception | None,
     timeout_s: Any,
     call: str,
@@ -405,17 +427,17 @@ def _agree(
     raised: Exception | None = None
     for group in groups:
         try:
-            everyone = agree_all(group, mine, failure, timeout_s, call)
+            everyone = agree_all(group, about, failure, timeout_s, call)
         except Error as problem:
             raised, failure = raised or problem, failure or problem
             continue
         known = [theirs["fresh"] for theirs in everyone if theirs["fresh"] is not None]
-        mine["fresh"] = all(known) if known else None
+        about["fresh"] = all(known) if known else None
         of_group = [0] if group is None else dist.get_process_group_ranks(group)
         hosts |= {rank: theirs["about host"] for rank, theirs in zip(of_group, everyone)}
     if raised is not None:
         raise raised
-    return bool(mine["fresh"]), hosts
+    return bool(about["fresh"]), hosts
 
 
 def _where(abouts: Mapping[int, Mapping[str, Any]]) -> str:
@@ -435,12 +457,12 @@ def _where(abouts: Mapping[int, Mapping[str, Any]]) -> str:
 
 def _nothing(rows: list[policy.Row], settings: Settings, trained: Set[str]) -> str:
     """Returns a line on a model of which nothing is compressed, and why; "" of another. trained: names."""
-    own = [row for row in rows if row.name in trained]
-    if settings.hosts == 1 or any(settings.is_scheduled(row.class_) for row in own):
+    of_trained = [row for row in rows if row.name in trained]
+    if settings.hosts == 1 or any(settings.is_scheduled(row.class_) for row in of_trained):
         return ""
-    if not own:
+    if not of_trained:
         return "tagc: no parameter of this model is trained, so there is nothing to exchange"
-    small = [row for row in own if row.reason == "small matrix"]
+    small = [row for row in of_trained if row.reason == "small matrix"]
     why = (
         f": {len(small)} matrices, such as {small[0].name}, have fewer than {policy.MIN_ELEMS:,} elements "
         "each; rules={pattern: 'compressed'} compresses them nevertheless"

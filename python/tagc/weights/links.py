@@ -48,13 +48,13 @@ class Links:
     def _store(self, what: str) -> dist.Store:
         return dist.PrefixStore(f"tagc/weights/{self._name}/{what}", default_store())
 
-    def tell(self, mine: Any) -> list[Any]:
+    def tell(self, said: Any) -> list[Any]:
         """Returns the objects of all senders, in their order. Collective over them; local if there is one."""
-        return [mine] if self._among is None else self._share(self._among, mine)
+        return [said] if self._among is None else self._share(self._among, said)
 
-    def share(self, mine: Any) -> list[Any]:
+    def share(self, said: Any) -> list[Any]:
         """Returns the object of each rank. Collective."""
-        return self._share(self._all, mine)
+        return self._share(self._all, said)
 
     def await_calls(self) -> None:
         """Waits until all ranks call this, for up to PATIENCE. Error as soon as one has ended. Collective."""
@@ -72,8 +72,8 @@ class Links:
             disconnect(self._all)  # else the process would end only with the wait
             raise
 
-    def _share(self, group: Any, mine: Any) -> list[Any]:
-        data = pickle.dumps(mine)
+    def _share(self, group: Any, said: Any) -> list[Any]:
+        data = pickle.dumps(said)
         try:
             sizes, work = self._gather(group, torch.tensor([len(data)], device="cpu"))
             work.wait(self._timeout)
@@ -85,9 +85,9 @@ class Links:
         return [pickle.loads(theirs.numpy().tobytes()) for theirs in everyone]
 
     @staticmethod
-    def _gather(group: Any, mine: torch.Tensor) -> tuple[list[torch.Tensor], Any]:
-        everyone = [torch.empty_like(mine) for _ in range(group.size())]
-        return everyone, group.allgather([everyone], [mine])
+    def _gather(group: Any, data: torch.Tensor) -> tuple[list[torch.Tensor], Any]:
+        everyone = [torch.empty_like(data) for _ in range(group.size())]
+        return everyone, group.allgather([everyone], [data])
 
     def _lost(self, group: Any, failure: RuntimeError) -> Error:
         """Returns the Error for a failed collective of a group, which ends for all then."""

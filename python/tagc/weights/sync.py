@@ -119,7 +119,7 @@ class WeightSync:
             failure = problem
         self._senders = senders
         self._receivers = [rank for rank in range(size) if rank not in senders]
-        mine = {
+        about = {
             "versions": {"libtagc": lib.version()},
             "options": {"source": senders, "buffers": buffers, "check_every": check_every},
             "rows": [(entry.name, f"{list(entry.shape)} {entry.dtype}") for entry in self._entries],
@@ -127,7 +127,7 @@ class WeightSync:
             "name": secrets.token_hex(8),
             "run": secrets.randbits(63) | 1,
         }
-        everyone = agree_all(group, mine, failure, timeout_s, "WeightSync()")
+        everyone = agree_all(group, about, failure, timeout_s, "WeightSync()")
         self._fingerprint = frames.checksum_of(frames.description(self._entries))
         self._pool = concurrent.futures.ThreadPoolExecutor(threads) if threads > 1 else None
         self._lacking = self._divide([everyone[rank]["boxes"] for rank in senders])
@@ -353,10 +353,10 @@ class WeightSync:
             warnings.warn(f"tagc: {altered}; it gets all weights", stacklevel=4)
         return made, parts, [rank for rank in to if found[rank][0] is not None]
 
-    def _share(self, mine: tuple[Any, ...]) -> list[Any]:
+    def _share(self, said: tuple[Any, ...]) -> list[Any]:
         """Returns what every rank says, if none has failed; the last item of each is its failure."""
         assert self._links is not None
-        return _checked(self._links.share(mine))
+        return _checked(self._links.share(said))
 
     # ---- a sender ----
 

@@ -79,19 +79,17 @@ static void rank_gathers(rank_run *run) {
 }
 
 static void run_trial(trial *t, int world_size, void (*body)(rank_run *)) {
-    rank_run runs[MAX_RANKS];
     fake_reset((uint64_t)t->seed, FAKE_MAX_DEVICES, t->seed % 2 ? FAKE_EAGER : FAKE_LATE, 1);
     harness_maker_configure((uint64_t)t->seed, 1 + (unsigned)t->seed % 4);
     pthread_barrier_init(&t->barrier, NULL, (unsigned)world_size);
-    run_ranks(world_size, body, t, NULL, runs);
+    run_ranks(world_size, body, t);
     pthread_barrier_destroy(&t->barrier);
     check_fake();
 }
 
-static void test_equals_the_processor(void **state) {
+TEST(test_equals_the_processor) {
     static const int formats[] = {TAGC_FORMAT_INT8, TAGC_FORMAT_INT4, TAGC_FORMAT_INT2};
     static const int ranks[] = {1, 2, 3, 4, 6, 8};
-    (void)state;
     for (int i = 0; i < 12; i++) {
         int world_size = ranks[i % 6];
         trial t = {.seed = i, .failing = i % 3 == 1 ? "MemcpyAsync" : i % 3 == 2 ? "LaunchKernel" : NULL};
@@ -119,8 +117,7 @@ static void rank_is_refused(rank_run *run) {
     close_side(run, &own);
 }
 
-static void test_other_gathers_are_refused(void **state) {
-    (void)state;
+TEST(test_other_gathers_are_refused) {
     trial t = {.seed = 3};
     tagc_gatherer_options_init(&t.options);
     t.options.n_elems = 64;
@@ -128,10 +125,4 @@ static void test_other_gathers_are_refused(void **state) {
     t.options.delta = 1;
     t.options.format = TAGC_FORMAT_INT4;
     run_trial(&t, 2, rank_is_refused);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_equals_the_processor),
-                                       cmocka_unit_test(test_other_gathers_are_refused)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

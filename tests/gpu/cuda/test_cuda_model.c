@@ -331,16 +331,16 @@ static void open_rank(one_rank *own) {
     so.sparsity = 0.8;
     so.mild_sparsity = 0.4;
     tagc_model_options_init(&o);
-    o.schedule = &so;
-    o.moment = TAGC_MOMENT_NONE;
-    o.output = t->output;
+    o.schedule.options = &so;
+    o.schedule.moment = TAGC_MOMENT_NONE;
+    o.layout.output = t->output;
     o.op = t->op;
-    o.gradient = t->gradient;
-    o.sum = t->sum;
-    o.residual = t->residual;
-    o.cut = t->cut;
-    o.summed = (uint64_t)t->summed;
-    o.result_format = t->result_format;
+    o.formats.gradient = t->gradient;
+    o.formats.sum = t->sum;
+    o.formats.residual = t->residual;
+    o.layout.cut = t->cut;
+    o.hosts.summed = t->summed;
+    o.formats.result = t->result_format;
     make_shapes(t, &own->s);
     if (own->side != NO_DEVICE) open_device(own);
     member *m = own->m;
@@ -697,10 +697,9 @@ static trial make_trial(uint64_t seed) {
                    .manners = ""};
 }
 
-static void test_bits(void **state) {
+TEST(test_bits) {
     static const char *const manners[] = {"", "all,depth=128", "late-flags,connections=2", "",
                                           "blocking-alloc,lazy-loading"};
-    (void)state;
     for (uint64_t seed = 0; seed < REPEATS(16, 6, 3); seed++) {
         trial t = make_trial(seed);
         t.manners = manners[seed % 5];
@@ -711,8 +710,7 @@ static void test_bits(void **state) {
     }
 }
 
-static void test_overlap(void **state) {
-    (void)state;
+TEST(test_overlap) {
     for (uint64_t seed = 16; seed < 20; seed++) {
         trial t = make_trial(seed);
         t.n_hosts = 2;
@@ -727,8 +725,7 @@ static void test_overlap(void **state) {
 }
 
 /* Where the caller adds up within hosts; and where the model does, on a queue without kernels. */
-static void test_two_levels(void **state) {
-    (void)state;
+TEST(test_two_levels) {
     for (uint64_t seed = 20; seed < REPEATS(26, 23, 21); seed++) {
         trial t = make_trial(seed);
         t.n_hosts = t.n_places = 2;
@@ -743,9 +740,8 @@ static void test_two_levels(void **state) {
 }
 
 /* Levels change, parts split and join, and the state is saved and loaded meanwhile. */
-static void test_schedule(void **state) {
+TEST(test_schedule) {
     uint32_t most_parts = 0;
-    (void)state;
     if (REPEATS(0, 0, 1)) skip();
     for (uint64_t seed = 30; seed < REPEATS(34, 32, 32); seed++) {
         trial t = make_trial(seed);
@@ -764,8 +760,7 @@ static void test_schedule(void **state) {
     assert_int_equal(most_parts, 3);
 }
 
-static void test_events(void **state) {
-    (void)state;
+TEST(test_events) {
     for (int i = SAYS_FAILED; i <= OVERFLOWS; i++)
         for (uint64_t seed = 40; seed < 42; seed++) {
             trial t = make_trial(seed + 2 * (uint64_t)i);
@@ -778,14 +773,13 @@ static void test_events(void **state) {
         }
 }
 
-static void test_failing_calls(void **state) {
+TEST(test_failing_calls) {
     static const struct {
         const char *call;
         int nth;
     } calls[] = {{"MemcpyAsync", 1},       {"LaunchKernel", 2}, {"StreamWaitValue32", 1},
                  {"MemcpyAsync", 3},       {"LaunchKernel", 4}, {"StreamWriteValue32", 2},
                  {"StreamWaitValue32", 2}, {"EventRecord", 1}};
-    (void)state;
     for (size_t c = 0; c < sizeof calls / sizeof *calls; c += REPEATS(1, 1, 3)) {
         trial t = make_trial(60 + c);
         t.n_hosts = 2;
@@ -800,14 +794,13 @@ static void test_failing_calls(void **state) {
 }
 
 /* Where launches or copies wait until they have run, kernels are refused, and the processor gives the same bits. */
-static void test_calls_that_wait(void **state) {
+TEST(test_calls_that_wait) {
     static const struct {
         const char *manners, *variable, *refused;
     } all[] = {{"launch-blocking", "0", "a debugger, a profiler or a sanitizer"},
                {"copy-blocking", "", "a debugger, a profiler or a sanitizer"},
                {"launch-blocking,copy-blocking,blocking-alloc", "", "a debugger"},
                {"", "1", "CUDA_LAUNCH_BLOCKING is set in the environment"}};
-    (void)state;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         trial t = make_trial(70 + i);
         t.n_hosts = 2;
@@ -840,16 +833,16 @@ static void refusals_body(member *m) {
     open_device(own);
     tagc_model_options_init(&o);
     expect_refused(own, &o, "kernels do not add up within a host");
-    o.summed = 1;
-    o.output = TAGC_OUTPUT_UNIT;
+    o.hosts.summed = 1;
+    o.layout.output = TAGC_OUTPUT_UNIT;
     expect_refused(own, &o, "summed with output UNIT");
-    o.output = TAGC_OUTPUT_SHARD;
+    o.layout.output = TAGC_OUTPUT_SHARD;
     o.rests = 1;
     expect_refused(own, &o, "rests needs a queue without kernels");
     o.rests = 0;
-    o.cut = TAGC_CUT_FLAT_ARRAYS;
+    o.layout.cut = TAGC_CUT_FLAT_ARRAYS;
     expect_refused(own, &o, "FLAT_ARRAYS");
-    o.cut = TAGC_CUT_ROWS;
+    o.layout.cut = TAGC_CUT_ROWS;
     EXPECT(m, tagc_model_create_on(own->queue, m->within, m->between, own->s.tensors, N_TENSORS, &o,
                                    &own->model) == TAGC_OK);
     EXPECT(m, tagc_model_create(m->within, m->between, own->s.tensors, N_TENSORS, &o, &here) == TAGC_OK);
@@ -875,9 +868,8 @@ static void refusals_body(member *m) {
     free(own);
 }
 
-static void test_refusals(void **state) {
+TEST(test_refusals) {
     char where[TAGC_WHERE_TEXT_BYTES];
-    (void)state;
     fake_reset(9, FAKE_MAX_DEVICES, FAKE_EAGER, 1);
     harness_maker_configure(9, 1);
     assert_int_equal(tagc_runtime_bind(FAKE_CUDART, &real, where), TAGC_OK);
@@ -890,17 +882,3 @@ static void test_refusals(void **state) {
 }
 
 /* <program> [pattern of tests] */
-int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bits),
-        cmocka_unit_test(test_overlap),
-        cmocka_unit_test(test_two_levels),
-        cmocka_unit_test(test_schedule),
-        cmocka_unit_test(test_events),
-        cmocka_unit_test(test_failing_calls),
-        cmocka_unit_test(test_calls_that_wait),
-        cmocka_unit_test(test_refusals),
-    };
-    if (argc == 2) cmocka_set_test_filter(argv[1]);
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -1,6 +1,7 @@
 /* A store: residuals keep their values while others come, go and make them move, and the device allocates nothing that was expected.
  * The other rank sends what it gets. */
 #include "../../lengths.h"
+#include "../../test.h"
 #include "../fake_runtime.h"
 #include "gpu/queue_private.h"
 #include "gpu/store.h"
@@ -9,13 +10,9 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { RANKS = 2, MOST = 4096 };
 
@@ -91,10 +88,9 @@ static void check(tagc_reducer *r, float first) {
 }
 
 /* | a | b | c | -> |   | b |   | -> | b | d |, for which b moves; and then a larger region. */
-static void test_moves(void **state) {
+TEST(test_moves) {
     world w = {0};
     tagc_reducer_options expected[] = {options_of(512), options_of(256), options_of(512)};
-    (void)state;
     open_world(&w);
     assert_int_equal(tagc_store_expect(w.store, w.comm, expected, 3), TAGC_OK);
     tagc_reducer *a = make(&w, 512, 1000), *b = make(&w, 256, 5000), *c = make(&w, 512, 9000);
@@ -114,11 +110,10 @@ static void test_moves(void **state) {
 
 /* A change makes the residual of `late`, and nothing else is called before it has to move: from a region to a larger one, and within
  * it after `first` has gone. */
-static void test_moves_what_a_change_made(void **state) {
+TEST(test_moves_what_a_change_made) {
     world w = {0};
     tagc_reducer_options options = options_of(512), exact = options_of(256);
     tagc_reducer *first, *late, *next, *last;
-    (void)state;
     open_world(&w);
     assert_int_equal(tagc_reducer_create_in(w.store, w.comm, &options, &first), TAGC_OK);
     exact.sparsity = 0;
@@ -142,10 +137,9 @@ static void test_moves_what_a_change_made(void **state) {
 }
 
 /* Whatever is in a store takes spares of the same two regions: one for each exchange under way. */
-static void test_shares_spares(void **state) {
+TEST(test_shares_spares) {
     world w = {0};
     tagc_store *other;
-    (void)state;
     open_world(&w);
     assert_int_equal(tagc_store_create(w.queue, &other), TAGC_OK);
     tagc_reducer *first = make(&w, 1024, 1);
@@ -160,9 +154,8 @@ static void test_shares_spares(void **state) {
 }
 
 /* State goes in and out by way of the host: what one reducer saves, the other loads, and each scales it as the other does. */
-static void test_state(void **state) {
+TEST(test_state) {
     world w = {0};
-    (void)state;
     open_world(&w);
     static const int formats[] = {TAGC_FORMAT_FP32, TAGC_FORMAT_INT8, TAGC_FORMAT_INT4};
     for (size_t f = 0; f < sizeof formats / sizeof *formats; f++) {
@@ -197,11 +190,10 @@ static void test_state(void **state) {
 }
 
 /* Steps are those of a unit; a probe takes no memory, and no unit takes a reducer that is in no store of its queue. */
-static void test_refuses(void **state) {
+TEST(test_refuses) {
     static const tagc_run whole = {0, 0, 1024};
     world w = {0};
     float values[1024], sums[512];
-    (void)state;
     open_world(&w);
     tagc_reducer_options options = options_of(1024);
     tagc_reducer *r = make(&w, 1024, 1), *probe, *outside;
@@ -259,8 +251,7 @@ static void *close_main(void *queue) {
 }
 
 /* Between two buffers whose rooms grow: closing writes orders to the new rooms of one, and the old ones of the other. */
-static void test_closes_while_rooms_grow(void **state) {
-    (void)state;
+TEST(test_closes_while_rooms_grow) {
     world w = {0};
     rooms_needs needs = {.n_rooms = 2, .head_bytes = 128};
     pthread_t thread;
@@ -276,16 +267,4 @@ static void test_closes_while_rooms_grow(void **state) {
     needs.n_rooms = 128;
     assert_int_equal(tagc_rooms_reserve(w.queue, &needs), TAGC_ERR_STATE);
     close_world(&w);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_closes_while_rooms_grow),
-        cmocka_unit_test(test_moves),
-        cmocka_unit_test(test_moves_what_a_change_made),
-        cmocka_unit_test(test_shares_spares),
-        cmocka_unit_test(test_state),
-        cmocka_unit_test(test_refuses),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -532,7 +532,6 @@ static trial make_trial(int seed) {
 }
 
 static int run(trial *t, int n_ranks) {
-    rank_run runs[MAX_RANKS];
     char where[TAGC_WHERE_TEXT_BYTES];
     fake_reset((uint64_t)t->seed + 1, FAKE_MAX_DEVICES, FAKE_EAGER, 1);
     fake_behave(t->manners);
@@ -542,7 +541,7 @@ static int run(trial *t, int n_ranks) {
     assert_int_equal(tagc_runtime_bind(FAKE_CUDART, &real, where), TAGC_OK);
     assert_int_equal(tagc_runtime_bind_driver(&real), TAGC_OK);
     pthread_barrier_init(&t->barrier, NULL, (unsigned)n_ranks);
-    run_ranks(n_ranks, rank_body, t, NULL, runs);
+    run_ranks(n_ranks, rank_body, t);
     pthread_barrier_destroy(&t->barrier);
     tagc_runtime_unbind(&real);
     int n_mistakes = fake_n_mistakes();
@@ -607,11 +606,10 @@ static void rank_without(rank_run *run) {
 }
 
 static void test_queue_finds_out(void **state) {
-    rank_run runs[MAX_RANKS];
     (void)state;
     fake_reset(1, 1, FAKE_EAGER, 1);
     fake_behave("copy-blocking");
-    run_ranks(1, rank_without, NULL, NULL, runs);
+    run_ranks(1, rank_without, NULL);
     assert_int_equal(fake_n_mistakes(), 0);
     assert_int_equal(fake_n_live(), 0);
     assert_int_equal(fake_n_device_blocks(), 0);
@@ -681,7 +679,6 @@ static void rank_overlaps(rank_run *run) {
 static void test_overlap(void **state) {
     (void)state;
     for (int all_reduce = 0; all_reduce < 2; all_reduce++) {
-        rank_run runs[MAX_RANKS];
         char where[TAGC_WHERE_TEXT_BYTES];
         trial t = make_trial(all_reduce);
         t.all_reduce = all_reduce;
@@ -689,7 +686,7 @@ static void test_overlap(void **state) {
         fake_reset(7, FAKE_MAX_DEVICES, FAKE_EAGER, 1);
         assert_int_equal(tagc_runtime_bind(FAKE_CUDART, &real, where), TAGC_OK);
         assert_int_equal(tagc_runtime_bind_driver(&real), TAGC_OK);
-        run_ranks(2, rank_overlaps, &t, NULL, runs);
+        run_ranks(2, rank_overlaps, &t);
         tagc_runtime_unbind(&real);
         assert_int_equal(fake_n_mistakes(), 0);
     }

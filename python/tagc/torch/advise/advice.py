@@ -100,36 +100,22 @@ def advise(
     model = internals.unwrapped(model)
     group: dist.ProcessGroup | None = dist.group.WORLD if dist.is_initialized() else None
     failure: Exception | None = None
-    mine: dict[str, Any] = {}
+    about: dict[str, Any] = {}
     on, cluster = None, None
     try:
         if group is None:
             raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
         lib.load()
         shape, group = look(model, kind_of(model, between, call="advise()").name, between)
-        for name, value, most in (("step_s", step_s, 1e6), ("seconds", seconds, 3600)):
-            if value is not None and not (isinstance(value, (int, float)) and 0 < value <= most):
-                raise Error("argument", f"{name} is {value!r}, must be a number above 0, at most {most:g}")
-        if isinstance(accumulate, bool) or not isinstance(accumulate, int) or not 1 <= accumulate <= 65536:
-            raise Error("argument", f"accumulate is {accumulate!r}, must be an integer of 1 to 65536")
+        _check_options(step_s, step, accumulate, seconds, every)
         shape.accumulate = accumulate
-        if step is not None and (not callable(step) or step_s is not None):
-            raise Error(
-                "argument", "step must be a function, and there is no use for it where step_s is given"
-            )
-        if (
-            every is not None
-            and every != "auto"
-            and (isinstance(every, bool) or not isinstance(every, int) or not 2 <= every <= 10**6)
-        ):
-            raise Error("argument", f'every is {every!r}, must be "auto", or an integer of 2 to 1000000')
         on = streams.of(streams.device_of(model))
         timeout_s = timeout_of(group) if timeout_s is None else timeout_s
         Settings(threads=threads, timeout_s=timeout_s, hosts=hosts)  # which checks them
         cluster = _cluster(group, shape, hosts, between, timeout_s)
         if not shape.n_elems:
             raise Error("argument", "this model has no trained parameters: there is nothing to exchange")
-        mine = {
+        about = {
             "versions": {"libtagc": lib.version(), "torch": torch.__version__},
             "options": {
                 "seconds": seconds,
@@ -146,7 +132,7 @@ def advise(
         }
     except Exception as problem:
         failure = problem
-    everyone = agree_all(group, mine, failure, timeout_s, "advise()")
+    everyone = agree_all(group, about, failure, timeout_s, "advise()")
     assert group is not None  # or that has raised
     if group.size() == 1 or hosts == 1:
         return _said(_alone(shape, step_s, group.size()), verbose)
@@ -160,7 +146,7 @@ def advise(
             failure = problem
         agree_all(group, {"versions": {}, "options": {}, "rows": []}, failure)
     if threads is None:
-        threads = cores.threads(mine["about host"], [theirs["about host"] for theirs in everyone])
+        threads = cores.threads(about["about host"], [theirs["about host"] for theirs in everyone])
     n_reducers = 1 + sum(parameter.requires_grad and parameter.ndim > 1 for parameter in model.parameters())
     return advise_shape(
         group,
@@ -173,6 +159,23 @@ def advise(
         where=where_of([theirs["host"] for theirs in everyone], cluster, group, on),
         verbose=verbose,
     )
+
+
+def _check_options(step_s: Any, step: Any, accumulate: Any, seconds: Any, every: Any) -> None:
+    """Raises Error for a wrong option of advise(), of those that are its own. Local."""
+    for name, value, most in (("step_s", step_s, 1e6), ("seconds", seconds, 3600)):
+        if value is not None and not (isinstance(value, (int, float)) and 0 < value <= most):
+            raise Error("argument", f"{name} is {value!r}, must be a number above 0, at most {most:g}")
+    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or not 1 <= accumulate <= 65536:
+        raise Error("argument", f"accumulate is {accumulate!r}, must be an integer of 1 to 65536")
+    if step is not None and (not callable(step) or step_s is not None):
+        raise Error("argument", "step must be a function, and there is no use for it where step_s is given")
+    if (
+        every is not None
+        and every != "auto"
+        and (isinstance(every, bool) or not isinstance(every, int) or not 2 <= every <= 10**6)
+    ):
+        raise Error("argument", f'every is {every!r}, must be "auto", or an integer of 2 to 1000000')
 
 
 def _cluster(
@@ -213,11 +216,11 @@ def advise_shape(
     group. n_reducers: exchanges of local steps, one after the other. where: of where_of()."""
     with survey:
         survey.run(seconds, every is not None)
-        found = survey.found()
+        measured = survey.results()
     if step_s is not None:
         step_s = max(share(group, step_s))
-    rows = forecast(shape, found, step_s, survey.hosts.per_host)
-    advice = choose(rows, spread=found["spread"]) | {
+    rows = forecast(shape, measured, step_s, survey.hosts.per_host)
+    advice = choose(rows, spread=measured["spread"]) | {
         "wrap": shape.wrap,
         "world_size": shape.world_size,
         "n_params": shape.n_params,
@@ -228,13 +231,13 @@ def advise_shape(
         "ranks_per_host": survey.hosts.per_host,
         "where": where,
         "rows": rows,
-        "link": link_of(shape, found),
-        "codec": found["codec"],
-        "measured": found["seconds"],
-        "spread": found["spread"],
+        "link": link_of(shape, measured),
+        "codec": measured["codec"],
+        "measured": measured["seconds"],
+        "spread": measured["spread"],
     }
-    advice["bucket"] = bucket_of(shape, found, step_s, advice["name"], survey.hosts.per_host)
-    advice["local"] = None if every is None else local_of(shape, found, advice, every, n_reducers)
+    advice["bucket"] = bucket_of(shape, measured, step_s, advice["name"], survey.hosts.per_host)
+    advice["local"] = None if every is None else local_of(shape, measured, advice, every, n_reducers)
     advice["text"] = text_of(advice)
     return _said(advice, verbose)
 
@@ -312,13 +315,13 @@ def _timed(by_size: Mapping[int, float]) -> planner.Timed:
 
 
 class Asked:
-    """The questions to the planner about a model (planning/sizes/units.h): found: what was measured.
+    """The questions to the planner about a model (planning/sizes/units.h). measured: Survey.results().
     per_host: the ranks of a host, each of which has as much of the gradient to exchange."""
 
     def __init__(
-        self, shape: Shape, found: Mapping[str, Any], step_s: float | None = None, per_host: int = 1
+        self, shape: Shape, measured: Mapping[str, Any], step_s: float | None = None, per_host: int = 1
     ) -> None:
-        self._shape, self._codec = shape, found["codec"]
+        self._shape, self._codec = shape, measured["codec"]
         units = [
             planner.UnitsUnit(
                 tuple(unit.get(kind, 0) for kind in lib.CLASSES),
@@ -338,8 +341,8 @@ class Asked:
             n_passes=shape.accumulate,
             compute_s=step_s or 0,
         )
-        times, seconds = question.times, found["seconds"]
-        times.latency_s, times.bytes_per_s = found["link"]
+        times, seconds = question.times, measured["seconds"]
+        times.latency_s, times.bytes_per_s = measured["link"]
         for what, name in _TIMES.items():
             if what in seconds:
                 setattr(times, name, _timed(seconds[what]))
@@ -379,12 +382,12 @@ class Asked:
 
 
 def forecast(
-    shape: Shape, found: Mapping[str, Any], step_s: float | None = None, per_host: int = 1, joined: int = 0
+    shape: Shape, measured: Mapping[str, Any], step_s: float | None = None, per_host: int = 1, joined: int = 0
 ) -> list[dict[str, Any]]:
     """Returns a row for each way to communicate, from the mildest to the strongest: seconds in a step, and
     bytes through the card of a host in each direction, of torch's own as NCCL's ring sends them. joined:
     neighbouring units have so many elements at least."""
-    asked = Asked(shape, found, step_s, per_host)
+    asked = Asked(shape, measured, step_s, per_host)
     rows: list[dict[str, Any]] = []
 
     def add(name: str, chosen: Mapping[str, Any] | None, torch: Mapping[str, str], **way: Any) -> None:
@@ -419,7 +422,7 @@ def forecast(
             wires = ("bf16", "lossless") if shape.gather == "bf16" else (shape.gather,)
         if shape.wrap != "fsdp2" or not any(map(is_one, gathered)):
             wires = ()
-        has_kernels = codec_of(parts_of(options, shape.reduce)[0], True) in found["codec"]
+        has_kernels = codec_of(parts_of(options, shape.reduce)[0], True) in measured["codec"]
         for codec in ("host", "device") if has_kernels else (None,):
             for parameters in (None, *wires):
                 chosen = options | ({"parameters": parameters} if parameters else {})
@@ -443,37 +446,37 @@ def name_of(options: Mapping[str, Any]) -> str:
 def torch_name(shape: Shape, reduce: str | None = None, gather: str | None = None) -> str:
     """Returns what torch sends without tagc, in words: now, or with gradients and parameters in other
     dtypes."""
-    own = gather or (shape.gather if any(shape.n_gathers) else shape.reduce)
-    differ = f" with gradients in {reduce or shape.reduce}" if (reduce or shape.reduce) != own else ""
-    return f"{shape.wrap.upper()} in {own}{differ}"
+    main = gather or (shape.gather if any(shape.n_gathers) else shape.reduce)
+    differ = f" with gradients in {reduce or shape.reduce}" if (reduce or shape.reduce) != main else ""
+    return f"{shape.wrap.upper()} in {main}{differ}"
 
 
 def bucket_of(
-    shape: Shape, found: Mapping[str, Any], step_s: float | None, name: str, per_host: int = 1
+    shape: Shape, measured: Mapping[str, Any], step_s: float | None, name: str, per_host: int = 1
 ) -> dict[str, Any] | None:
     """Returns how many elements units should have at least, for the row of that name: the smallest power of
     two beside which no other makes a difference; None where larger units do not pay. {"elems", "n_units",
     "comm_s" (with them), "how" (what to write)}."""
 
     def row_of(elems: int) -> dict[str, Any]:
-        rows = forecast(shape, found, step_s, per_host, elems)
+        rows = forecast(shape, measured, step_s, per_host, elems)
         return next(row for row in rows if row["name"] == name) | {"elems": elems}
 
-    of, now = ("comm_s" if step_s is None else "step_s"), row_of(0)
+    column, now = ("comm_s" if step_s is None else "step_s"), row_of(0)
     tried = [now]
     for exponent in range(1, max(1, shape.n_elems).bit_length() + 1):
         row = row_of(2**exponent)
         if row["n_units"] < tried[-1]["n_units"]:
             tried.append(row)
-    best = mildest(tried[1:], of) if tried[1:] else now
-    if lib.verdict(now[of], best[of]) != "pays":
+    best = mildest(tried[1:], column) if tried[1:] else now
+    if lib.verdict(now[column], best[column]) != "pays":
         return None
     how = advised(shape.wrap).units_of(best["elems"])
     return {key: best[key] for key in ("elems", "n_units", "comm_s")} | {"now_s": now["comm_s"], "how": how}
 
 
 def local_of(
-    shape: Shape, found: Mapping[str, Any], advice: Mapping[str, Any], every: int | str, n_reducers: int
+    shape: Shape, measured: Mapping[str, Any], advice: Mapping[str, Any], every: int | str, n_reducers: int
 ) -> dict[str, Any]:
     """Returns what local steps would take, beside the row that was chosen. n_reducers: exchanges one after
     the other, one for each parameter."""
@@ -482,7 +485,7 @@ def local_of(
     whole = dataclasses.replace(
         shape, units=[unit] * n_reducers, n_gathers=[0] * n_reducers, held=[{}] * n_reducers, all_reduce=True
     )
-    reply = Asked(whole, found)(options=LOCAL_OPTIONS)
+    reply = Asked(whole, measured)(options=LOCAL_OPTIONS)
     exchange_s, bits = reply.gradients_s, 8 * reply.host_bytes / shape.n_elems
     chosen = next(row for row in advice["rows"] if row["name"] == advice["name"])
     compute_s = advice["compute_s"]
@@ -502,7 +505,7 @@ def local_of(
         }
     steps = planner.every_of(compute_s, exchange_s) if every == "auto" else int(every)
     row = {"name": LOCAL, "every": steps, "step_s": planner.local_s(compute_s, exchange_s, steps)}
-    verdict, reason = choose_local(chosen, row, compute_s, found["spread"])
+    verdict, reason = choose_local(chosen, row, compute_s, measured["spread"])
     return row | {
         "bits": bits / steps,
         "exchange_s": exchange_s,
@@ -512,11 +515,11 @@ def local_of(
     }
 
 
-def link_of(shape: Shape, found: Mapping[str, Any]) -> dict[str, float]:
+def link_of(shape: Shape, measured: Mapping[str, Any]) -> dict[str, float]:
     """Returns what each rank sent in a second: through tagc's connection, and what torch's own reduction came
     to if it had sent no more than it must. From and to a device, where tensors are on one: copy_out and
     copy_back."""
-    seconds, (latency_s, bytes_per_s) = found["seconds"], found["link"]
+    seconds, (latency_s, bytes_per_s) = measured["seconds"], measured["link"]
     n, reduce_s = max(seconds["torch reduce fp32"].items())
     must = 4 * n * (shape.world_size - 1) / shape.world_size * (2 if shape.all_reduce else 1)
     link = {

@@ -19,42 +19,41 @@ def choose(
     the fastest makes no difference. Where computing is not known, communication alone is compared. spread:
     how many times as long as the fastest run of a measurement its slowest took. A smaller gain counts as
     none."""
-    of, off = "comm_s" if rows[0]["step_s"] is None else "step_s", rows[0]
+    column, off = "comm_s" if rows[0]["step_s"] is None else "step_s", rows[0]
     plain_rows, packed_rows = (
         [row for row in rows if (row["choice"] == "compress") == is_packed] for is_packed in (False, True)
     )
-    plain, packed = mildest(plain_rows, of), mildest(packed_rows, of)
-    baseline, strongest = (min(some, key=lambda row: row[of]) for some in (plain_rows, packed_rows))
-    verdict = lib.verdict(baseline[of], packed[of], apart_s(baseline, packed, of, spread))
-    is_steady = verdict == lib.verdict(baseline[of], packed[of])
+    plain, packed = mildest(plain_rows, column), mildest(packed_rows, column)
+    baseline, strongest = (min(some, key=lambda row: row[column]) for some in (plain_rows, packed_rows))
+    verdict = lib.verdict(baseline[column], packed[column], apart_s(baseline, packed, column, spread))
+    is_steady = verdict == lib.verdict(baseline[column], packed[column])
     chosen = packed if verdict == "pays" else plain
-    what = "a step" if of == "step_s" else "communication"
-    now = "" if off is baseline else f" (it takes {seconds_text(off[of])} now)"
+    what = "a step" if column == "step_s" else "communication"
+    now = "" if off is baseline else f" (it takes {seconds_text(off[column])} now)"
     text = (
-        f"{what} takes {seconds_text(packed[of])} with {packed['name']}, and {seconds_text(baseline[of])} "
-        f"with {baseline['name']}, the fastest without tagc{now}: {factor_of(baseline, packed, of):.2f} "
-        "times as fast"
+        f"{what} takes {seconds_text(packed[column])} with {packed['name']}, and "
+        f"{seconds_text(baseline[column])} with {baseline['name']}, the fastest without tagc{now}: "
+        f"{factor_of(baseline, packed, column):.2f} times as fast"
     )
     if chosen is packed:
         is_lossless = packed["options"].get("exchange") == "dense"
         text = f"{'use tagc, uncompressed' if is_lossless else 'compress'}, it pays: {text}"
-        if packed[of] > strongest[of]:
-            text += f" (with {strongest['name']} it would take {seconds_text(strongest[of])})"
+        if packed[column] > strongest[column]:
+            text += f" (with {strongest['name']} it would take {seconds_text(strongest[column])})"
         text += "" if is_lossless else "; what it costs in loss, only training shows"
     else:
         what_else = "leave it off" if chosen is off else f"leave tagc off, use {chosen['name']}"
         differ = "" if is_steady else f"; {UNSTEADY}"
         text = f"{what_else}, tagc {verdict}{differ}: {text}"
-    if of == "step_s":
-        text += (
-            f"; {100 * off['exposed_s'] / off[of]:.0f} % of a step is now communication that nothing hides"
-        )
+    if column == "step_s":
+        share = 100 * off["exposed_s"] / off[column]
+        text += f"; {share:.0f} % of a step is now communication that nothing hides"
     else:
         text += f"; how much of a step that is, {what_shows}"
     return {key: chosen[key] for key in ("choice", "options", "torch", "name")} | {
         "verdict": verdict,
         "baseline": baseline["name"],
-        "gain": factor_of(baseline, chosen, of),
+        "gain": factor_of(baseline, chosen, column),
         "reason": text,
     }
 
@@ -76,29 +75,31 @@ def _literal(value: object) -> str:
 
 
 def apart_s(
-    one: Mapping[str, Any], other: Mapping[str, Any], of: str, spread: float, compute_s: float = 0.0
+    one: Mapping[str, Any], other: Mapping[str, Any], column: str, spread: float, compute_s: float = 0.0
 ) -> float:
     """Returns by how many seconds two ways may differ by chance, if runs of what the faster one communicates
     differ by spread. compute_s: of a row that does not say what it communicates."""
-    faster = min(one, other, key=lambda row: float(row[of]))
-    measured = faster["comm_s"] + faster.get("own_s", 0.0) if "comm_s" in faster else faster[of] - compute_s
-    return (spread - 1) * float(min(measured, faster[of]))
+    faster = min(one, other, key=lambda row: float(row[column]))
+    measured = (
+        faster["comm_s"] + faster.get("own_s", 0.0) if "comm_s" in faster else faster[column] - compute_s
+    )
+    return (spread - 1) * float(min(measured, faster[column]))
 
 
-def mildest(rows: Sequence[Mapping[str, Any]], of: str) -> Mapping[str, Any]:
+def mildest(rows: Sequence[Mapping[str, Any]], column: str) -> Mapping[str, Any]:
     """Returns the first of rows, from the mildest to the strongest, beside which the fastest makes no
     difference."""
-    fastest_s = min(row[of] for row in rows)
+    fastest_s = min(row[column] for row in rows)
     return next(
         row
         for row in rows
-        if row[of] == fastest_s or lib.verdict(row[of], fastest_s) == "makes no difference"
+        if row[column] == fastest_s or lib.verdict(row[column], fastest_s) == "makes no difference"
     )
 
 
-def factor_of(baseline: Mapping[str, Any], row: Mapping[str, Any], of: str) -> float:
+def factor_of(baseline: Mapping[str, Any], row: Mapping[str, Any], column: str) -> float:
     """Returns how many times as fast as the baseline a row is."""
-    return float(baseline[of] / row[of]) if row[of] > 0 else 1.0
+    return float(baseline[column] / row[column]) if row[column] > 0 else 1.0
 
 
 def bytes_text(n_bytes: float | None) -> str:
@@ -121,16 +122,16 @@ def seconds_text(seconds: float) -> str:
 
 
 def choose_local(
-    each: Mapping[str, Any], local: Mapping[str, Any], compute_s: float, spread: float = 1.0
+    dense: Mapping[str, Any], local: Mapping[str, Any], compute_s: float, spread: float = 1.0
 ) -> tuple[str, str]:
     """Returns (verdict, reason) of local steps beside an exchange in each step. Both have "name" and
     "step_s"; local has "every". spread: of choose()."""
-    says = lib.verdict(each["step_s"], local["step_s"], apart_s(each, local, "step_s", spread, compute_s))
-    differ = "" if says == lib.verdict(each["step_s"], local["step_s"]) else f"; {UNSTEADY}"
+    says = lib.verdict(dense["step_s"], local["step_s"], apart_s(dense, local, "step_s", spread, compute_s))
+    differ = "" if says == lib.verdict(dense["step_s"], local["step_s"]) else f"; {UNSTEADY}"
     text = (
-        f"a step takes {each['step_s']:.3g} s with {each['name']} in each step, {local['step_s']:.3g} s "
+        f"a step takes {dense['step_s']:.3g} s with {dense['name']} in each step, {local['step_s']:.3g} s "
         f"with {local['name']}; {compute_s:.3g} s of it compute; "
-        f"{each['step_s'] / local['step_s']:.2f} times as fast"
+        f"{dense['step_s'] / local['step_s']:.2f} times as fast"
     )
     if says == "pays":
         return says, (

@@ -89,10 +89,10 @@ def look(model: Any, kind: str, between: dist.ProcessGroup | None = None) -> tup
                 "unsupported",
                 f"advise() does not know models of {kind}: ask for the same model with fully_shard()",
             )
-        found = advised_kind.look(model)
-        units, n_gathers, group = [[*unit] for unit in found.units], found.n_gathers, found.group
-        reduce, gather = map(_short, found.dtypes)
-        for sends in found.gathered:
+        seen = advised_kind.look(model)
+        units, n_gathers, group = [[*unit] for unit in seen.units], seen.n_gathers, seen.group
+        reduce, gather = map(_short, seen.dtypes)
+        for sends in seen.gathered:
             held.append({})
             for dtype, n in sends:
                 _count(held[-1], dtype, n)
@@ -137,10 +137,10 @@ def _most(held: Mapping[str, int]) -> str:
 
 def _dtypes(parameters: Iterable[torch.Tensor]) -> Held:
     """Returns their elements by dtype."""
-    found: Held = {}
+    n_elems: Held = {}
     for parameter in parameters:
-        _count(found, parameter.dtype, parameter.numel())
-    return found
+        _count(n_elems, parameter.dtype, parameter.numel())
+    return n_elems
 
 
 def _count(held: Held, dtype: torch.dtype | None, n_elems: int) -> None:
@@ -193,11 +193,11 @@ def _short(dtype: torch.dtype | None) -> str | None:
 def _shared_out(named: Named, n_bytes: int) -> list[Named]:
     """Returns buckets of about n_bytes of fp32, starting with the last parameter."""
     groups: list[Named] = []
-    room = 0
+    n_left = 0
     for name, shape in reversed(named):
-        if room <= 0 or not groups:
+        if n_left <= 0 or not groups:
             groups.append([])
-            room = n_bytes
+            n_left = n_bytes
         groups[-1].append((name, shape))
-        room -= 4 * math.prod(shape)
+        n_left -= 4 * math.prod(shape)
     return groups

@@ -79,16 +79,16 @@ def measure_link(comm: Comm, group: dist.ProcessGroup, n_peers: int) -> tuple[fl
     whose ranks each have a comm to their peers, all at once."""
 
     def gather(n_bytes: int) -> float:
-        mine, everyone = (torch.zeros(n, dtype=torch.uint8) for n in (n_bytes, (1 + n_peers) * n_bytes))
+        sent, received = (torch.zeros(n, dtype=torch.uint8) for n in (n_bytes, (1 + n_peers) * n_bytes))
         share(group, None)  # ranks start together
         begin = time.perf_counter()
         lib.call(
             "tagc_comm_all_gather",
             comm.handle,
-            mine.data_ptr(),
+            sent.data_ptr(),
             n_bytes,
-            everyone.data_ptr(),
-            everyone.numel(),
+            received.data_ptr(),
+            received.numel(),
         )
         return max(share(group, time.perf_counter() - begin))
 
@@ -164,20 +164,20 @@ class Survey:
         self._codecs([part for options in settings for part in parts_of(options, shape.reduce)], n)
         self._gather_codecs(sorted({shape.gather, *WIRES}) if has_gathers else ())
 
-    def found(self) -> dict[str, Any]:
+    def results(self) -> dict[str, Any]:
         """Returns seconds by what and elements, median of the runs, of the slowest rank; seconds per element
         of the codec; and "spread", the slowest run over the fastest, the median of what was measured. The
         same on all ranks. Collective."""
-        mine = {
+        seconds_here = {
             what: {n: statistics.median(samples) for n, samples in by_size.items()}
             for what, by_size in self.times.items()
         }
         runs = [samples for by_size in self.times.values() for samples in by_size.values()]
         spread = statistics.median(max(one) / max(min(one), 1e-9) for one in runs if len(one) > 1)
-        everyone = share(self.group, (mine, self.codec, spread))
+        everyone = share(self.group, (seconds_here, self.codec, spread))
         seconds = {
             what: {n: max(theirs[what][n] for theirs, *_ in everyone) for n in by_size}
-            for what, by_size in mine.items()
+            for what, by_size in seconds_here.items()
         }
         codec = {what: max(theirs[what] for _, theirs, _ in everyone) for what in self.codec}
         spread = max(theirs for *_, theirs in everyone)
@@ -289,7 +289,7 @@ class Survey:
         schedule = lib.initialised(lib.ScheduleOptions, "tagc_schedule_options_init")
         schedule.gentle, schedule.sparsity, schedule.format = 0, part["sparsity"], part["format"]
         options = lib.initialised(lib.ModelOptions, "tagc_model_options_init")
-        options.schedule, options.output = ctypes.pointer(schedule), lib.OUTPUTS["shard"]
+        options.schedule.options, options.layout.output = ctypes.pointer(schedule), lib.OUTPUTS["shard"]
         lengths = (ctypes.c_uint64 * 1)(n)
         tensor = lib.Tensor(name=b"advise", shape=lengths, n_dims=1, kind=lib.CLASSES["compressed"])
         sums = self._zeros(n // self.hosts.n_hosts, "fp32")

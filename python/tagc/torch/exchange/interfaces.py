@@ -80,7 +80,8 @@ def place_of(ranks: Sequence[int], mesh: DeviceMesh | None = None, others: Seque
 
 
 class Wrapped:
-    """A wrapped model. It knows torch's units."""
+    """What the core asks of a model that FSDP2, DDP or an annex's wrapper splits into units: which
+    parameters it exchanges, over which groups, and what it allows. hooks.wrapper.Wrapper adds the hooks."""
 
     name: str  # "fsdp2", "ddp" or another kind's
     between: dist.ProcessGroup | None = None  # as compress() got it

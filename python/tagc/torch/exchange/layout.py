@@ -134,7 +134,7 @@ class Layout:
     def regrouped(self, levels: Sequence[int]) -> Layout:
         """Returns the layout of the same input with other levels of the parameters, and so other parts."""
         parameters = [p._replace(level=level) for p, level in zip(self.parameters, levels)]
-        pieces = [piece for own in self._pieces for piece in own]
+        pieces = [piece for of_parameter in self._pieces for piece in of_parameter]
         n_rows = 1 if self.all_reduce else self.n_elems // self.row
         return Layout(parameters, pieces, self.n_elems, n_rows, self.world_size, self.is_cut)
 
@@ -145,10 +145,10 @@ class Layout:
     def begins_of(self, parameter: int) -> list[int]:
         """Returns of how many elements of that parameter rows before each one are, and all of them:
         (n_rows + 1,)."""
-        found = [0] * (self.n_elems // self.row + 1)
+        lengths = [0] * (self.n_elems // self.row + 1)
         for piece in self._pieces[parameter]:
-            found[piece.start // self.row + 1] += piece.length
-        return list(itertools.accumulate(found))
+            lengths[piece.start // self.row + 1] += piece.length
+        return list(itertools.accumulate(lengths))
 
     def gaps_by_name(self) -> dict[str, list[Run]]:
         """Returns name of a parameter -> what is not here of its wire order, with a start of 0."""
@@ -315,27 +315,27 @@ class Slices:
             parameter._replace(shape=(size,), dim=0) for parameter, size in zip(parameters, sizes)
         ]
 
-    def pieces(self, own: int) -> list[Piece]:
+    def pieces(self, number: int) -> list[Piece]:
         """Returns the pieces of the row with that number."""
-        found = []
+        pieces = []
         for i, (_, n, at, size) in enumerate(self._places):
-            if (length := min(size, n - own * size)) > 0:
-                found.append(Piece(i, at, own * size, length))
-        return found
+            if (length := min(size, n - number * size)) > 0:
+                pieces.append(Piece(i, at, number * size, length))
+        return pieces
 
     def cut(self, source: torch.Tensor) -> torch.Tensor:
         """Returns the rows, (n_slices, row), of a source (n_elems,)."""
         rows = source.new_zeros(self.n_slices, self.row)
-        for mine, row in self._pairs(source, rows):
-            row.copy_(mine)
+        for values, row in self._pairs(source, rows):
+            row.copy_(values)
         return rows
 
     def join(self, rows: torch.Tensor, target: torch.Tensor) -> None:
         """Copies rows to where they were cut from, and zeros between."""
         if sum(n for _, n, _, _ in self._places) < self.n_elems:
             target.zero_()
-        for mine, row in self._pairs(target, rows):
-            mine.copy_(row)
+        for values, row in self._pairs(target, rows):
+            values.copy_(row)
 
     def _pairs(self, flat: torch.Tensor, rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yields (elements of a parameter, the same of rows): its whole slices, then the one that is not."""
@@ -357,7 +357,7 @@ def sliced(parameters: Sequence[Parameter], n_hosts: int, n_slices: int) -> Layo
     return layout
 
 
-def part(whole: Layout, n_hosts: int, n_slices: int, own: int) -> Layout:
+def part(whole: Layout, n_hosts: int, n_slices: int, number: int) -> Layout:
     """Returns the layout of slice `own` of any all-reduce; of one slice, that is the whole. Residuals are of
     whole parameters, and zero elsewhere."""
     if n_slices == 1:
@@ -365,11 +365,11 @@ def part(whole: Layout, n_hosts: int, n_slices: int, own: int) -> Layout:
     pieces = [piece for i in range(len(whole.parameters)) for piece in whole.pieces_of(i)]
     cut = [whole.parameters[piece.parameter]._replace(shape=(piece.length,), dim=0) for piece in pieces]
     slices = Slices(cut, n_slices, [piece.start for piece in pieces], whole.n_elems)
-    mine = [
+    of_slice = [
         Piece(pieces[i].parameter, start, pieces[i].offset + offset, length)
-        for i, start, offset, length in slices.pieces(own)
+        for i, start, offset, length in slices.pieces(number)
     ]
-    layout = Layout(whole.parameters, mine, slices.row, 1, n_hosts)
+    layout = Layout(whole.parameters, of_slice, slices.row, 1, n_hosts)
     layout.slices = slices
     return layout
 

@@ -138,21 +138,22 @@ class Model:
         ranges: Sequence[Sequence[int]] | None = None,
     ) -> None:
         options, kinds, kept = follower.model_options(parameters, dtype)
-        options.output, options.op = lib.OUTPUTS[output], lib.OPS[op]
-        options.gradient = options.sum = lib.ELEMENTS[ELEMENTS[dtype]]
+        options.layout.output, options.op = lib.OUTPUTS[output], lib.OPS[op]
+        options.formats.gradient = options.formats.sum = lib.ELEMENTS[ELEMENTS[dtype]]
         options.tag, options.rests, options.name = zlib.crc32(name.encode()), rests, name.encode()
         splits = [() if kinds[parameter.name] == "dense" else parameter.split for parameter in parameters]
         numbers = {split: number for number, split in enumerate(sorted(set(splits)))}
         apart = (ctypes.c_uint32 * len(splits))(*(numbers[split] for split in splits))
-        options.apart = apart
+        options.layout.apart = apart
         # so that nothing is lost within a host
-        options.within_format = lib.FORMATS["bf16" if dtype == torch.bfloat16 else "fp32"]
+        options.hosts.format = lib.FORMATS["bf16" if dtype == torch.bfloat16 else "fp32"]
         begins = [begin for of_owners in ranges or () for begin in of_owners]
         if ranges is not None:
-            options.cut, options.ranges = lib.CUTS["ranges"], (ctypes.c_uint64 * len(begins))(*begins)
+            options.layout.cut = lib.CUTS["ranges"]
+            options.layout.ranges = (ctypes.c_uint64 * len(begins))(*begins)
         self.parameters, self.dtype, self.op = tuple(parameters), dtype, op
         is_in_16_bits = (
-            options.exchange == lib.EXCHANGES["direct"] and options.residual != lib.FORMATS["fp32"]
+            options.exchange == lib.EXCHANGES["direct"] and options.formats.residual != lib.FORMATS["fp32"]
         )
         # the smaller of fp32 and bf16 that holds residuals without loss
         self.residual_dtype = torch.bfloat16 if is_in_16_bits else torch.float32

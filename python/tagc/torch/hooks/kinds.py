@@ -111,8 +111,8 @@ def kinds_of(model: Any, between: Any = None) -> list[Kind]:
     """Returns those that this model is of."""
     if not isinstance(model, torch.nn.Module):
         return []
-    found = [kind for kind in kinds() if kind.takes(model, between)]
-    return [kind for kind in found if kind.goes_first] or found
+    fitting = [kind for kind in kinds() if kind.takes(model, between)]
+    return [kind for kind in fitting if kind.goes_first] or fitting
 
 
 def group_of(model: torch.nn.Module, between: Any) -> dist.ProcessGroup | None:
@@ -170,9 +170,9 @@ def kind_of(model: Any, between: Any, only: str | None = None, call: str = "comp
             "its DDP: use DistributedDataParallel(model), or replicate() of "
             "torch.distributed._composable.replicate_with_fsdp",
         )
-    found = kinds_of(model, between)
-    if len(found) != 1:
-        how = "not wrapped" if not found else "in both " + " and ".join(kind.name for kind in found)
+    fitting = kinds_of(model, between)
+    if len(fitting) != 1:
+        how = "not wrapped" if not fitting else "in both " + " and ".join(kind.name for kind in fitting)
         ways = ", or ".join(kind.how for kind in kinds())
         raise Error("argument", f"model is a {type(model).__name__}, {how}: it must be {ways}, before {call}")
     if (name := next((name for name, p in policy.named_parameters(model) if p.is_meta), None)) is not None:
@@ -182,12 +182,14 @@ def kind_of(model: Any, between: Any, only: str | None = None, call: str = "comp
             + (
                 "DistributedDataParallel keeps the parameters that it was made with, so give them memory "
                 "with to_empty(), and values, before wrapping"
-                if found[0].name == "ddp"
+                if fitting[0].name == "ddp"
                 else f"give it memory with to_empty(), and values, before {call}"
             ),
         )
-    if only is not None and found[0].name != only:
-        raise Error("argument", f"ddp_state() is for DistributedDataParallel; this model is {found[0].name}")
-    if between is not None and not found[0].takes_between:
-        raise Error("argument", f"between is for fully_shard()-ed models; this one is {found[0].name}")
-    return found[0]
+    if only is not None and fitting[0].name != only:
+        raise Error(
+            "argument", f"ddp_state() is for DistributedDataParallel; this model is {fitting[0].name}"
+        )
+    if between is not None and not fitting[0].takes_between:
+        raise Error("argument", f"between is for fully_shard()-ed models; this one is {fitting[0].name}")
+    return fitting[0]

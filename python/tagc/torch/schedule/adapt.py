@@ -48,7 +48,7 @@ def inner(optimizer: Any) -> list[torch.optim.Optimizer]:
         and hasattr(optimizer, "optimizers")
     ):
         several = getattr(optimizer, "optimizers", optimizer)
-        return [one for each in several for one in inner(each)]
+        return [one for entry in several for one in inner(entry)]
     for name in ("optimizer", "optimizers"):  # accelerate, Lightning; torchtitan
         wrapped = getattr(optimizer, name, None)
         if isinstance(wrapped, (list, tuple, torch.optim.Optimizer)):
@@ -70,8 +70,8 @@ def stepper(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def name_of(optimizer: torch.optim.Optimizer) -> str:
-    own, name = type(stepper(optimizer)).__name__, type(optimizer).__name__
-    return name if own == name else f"{name} of {own}"
+    stepping, name = type(stepper(optimizer)).__name__, type(optimizer).__name__
+    return name if stepping == name else f"{name} of {stepping}"
 
 
 def is_adam(optimizer: torch.optim.Optimizer) -> bool:
@@ -88,15 +88,15 @@ class Memory(NamedTuple):
     moment: float = 1.0  # how much of the user's first moment is left; 0: it is short
     n_selected: int = 0  # updates whose values were selected; 0: the user's beta2
 
-    def betas(self, own: tuple[Any, Any]) -> tuple[Any, Any]:
-        """Returns betas for own, the user's. Those that are tensors remain such."""
-        found = ctypes.c_double(), ctypes.c_double()
+    def betas(self, given: tuple[Any, Any]) -> tuple[Any, Any]:
+        """Returns what becomes of betas that the user gave. Those that are tensors remain such."""
+        numbers = ctypes.c_double(), ctypes.c_double()
         lib.load().tagc_schedule_betas(
-            None, self.moment, self.n_selected, *map(_number, own), *map(ctypes.byref, found)
+            None, self.moment, self.n_selected, *map(_number, given), *map(ctypes.byref, numbers)
         )
         made = [
             torch.full_like(beta, value.value) if isinstance(beta, torch.Tensor) else value.value
-            for beta, value in zip(own, found)
+            for beta, value in zip(given, numbers)
         ]
         return made[0], made[1]
 
@@ -157,11 +157,13 @@ def kinds(
     none: set[str] = set()
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            own = {compressed[id(parameter)] for parameter in group["params"] if id(parameter) in compressed}
+            names = {
+                compressed[id(parameter)] for parameter in group["params"] if id(parameter) in compressed
+            }
             if may_keep_it(optimizer, group):
-                none |= own
+                none |= names
             elif is_adam(optimizer):
-                can |= own
+                can |= names
     return can, none
 
 
@@ -240,14 +242,14 @@ class OwnBetas:
         self._parts: list[tuple[Group, Group, Group]] = []
         # id of a parameter -> doubled() of the updates that its moments are known to have seen
         self._counts: dict[int, int] = {}
-        own, itself = type(optimizer), weakref.ref(self)
+        kind, itself = type(optimizer), weakref.ref(self)
 
         def groups(_: torch.optim.Optimizer) -> list[Group]:
             betas = itself()
             return [] if betas is None else betas._groups
 
         self._stand_in: type[torch.optim.Optimizer] = type(
-            own.__name__, (own,), {"param_groups": property(groups), "__module__": own.__module__}
+            kind.__name__, (kind,), {"param_groups": property(groups), "__module__": kind.__module__}
         )
         self._hooks = [
             optimizer.register_step_pre_hook(self._begin),
@@ -262,16 +264,16 @@ class OwnBetas:
         what it returns is called."""
         if optimizer not in _own_betas:
             _own_betas[optimizer] = OwnBetas(optimizer)
-        itself, own = weakref.ref(optimizer), _own_betas[optimizer]
-        own._memories.append(memories)
+        itself, betas = weakref.ref(optimizer), _own_betas[optimizer]
+        betas._memories.append(memories)
 
         def remove() -> None:
-            own._memories = [each for each in own._memories if each is not memories]
-            if own._memories:
+            betas._memories = [known for known in betas._memories if known is not memories]
+            if betas._memories:
                 return
-            for hook in own._hooks:
+            for hook in betas._hooks:
                 hook.remove()
-            if (optimizer := itself()) is not None and _own_betas.get(optimizer) is own:
+            if (optimizer := itself()) is not None and _own_betas.get(optimizer) is betas:
                 del _own_betas[optimizer]
 
         return remove
@@ -320,7 +322,7 @@ class OwnBetas:
         """Returns the memory of a parameter. An exchange is not always an update: micro-batches may be
         exchanged one by one, and a parameter may have had no gradient."""
         key = id(parameter)
-        memory = next((each[key] for each in self._memories if key in each), Memory())
+        memory = next((memories[key] for memories in self._memories if key in memories), Memory())
         count = self._counts.get(key, 0)
         if count < memory.n_selected:
             step = optimizer.state.get(parameter, {}).get("step", memory.n_selected)
@@ -356,12 +358,12 @@ def split_groups(
         own_betas = group.get("betas")
         if own_betas is not None and not _is_pair(own_betas):
             raise Error("argument", f"betas is {own_betas!r}, must be two numbers, as in (0.9, 0.999)")
-        own = [parameter for parameter in group["params"] if id(parameter) in compressed]
+        with_short = [parameter for parameter in group["params"] if id(parameter) in compressed]
         others = [parameter for parameter in group["params"] if id(parameter) not in compressed]
         short = SHORT.betas(own_betas or (defaults().short_beta1, 0.999))
-        split += [{**group, "params": own, "betas": short}] if own else []
+        split += [{**group, "params": with_short, "betas": short}] if with_short else []
         split += [{**group, "params": others}] if others else []
-        given |= dict.fromkeys(map(id, own), own_betas)
+        given |= dict.fromkeys(map(id, with_short), own_betas)
     return split, given
 
 
@@ -390,12 +392,12 @@ class Awaited:
             return
         is_known = False
         for group in optimizer.param_groups:
-            own = self._waiting.intersection(map(id, group["params"]))
-            if not own:
+            waiting = self._waiting.intersection(map(id, group["params"]))
+            if not waiting:
                 continue
             is_known = True
-            self._waiting -= own
-            if not (split := own & self._given.keys()):
+            self._waiting -= waiting
+            if not (split := waiting & self._given.keys()):
                 continue
             betas = self._given[min(split)] or optimizer.defaults.get("betas")
             if betas is None:

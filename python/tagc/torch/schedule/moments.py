@@ -210,14 +210,16 @@ class Moments:
     def _follow(self) -> None:
         if self._epoch == self._schedule.epoch:
             return
-        self._epoch, found = self._schedule.epoch, self._schedule.memories()
+        self._epoch, memories = self._schedule.epoch, self._schedule.memories()
         self.memories.clear()
-        self.memories.update({key: found[name] for key, name in self._selected.items() if name in found})
+        self.memories.update(
+            {key: memories[name] for key, name in self._selected.items() if name in memories}
+        )
 
     def _ids(self, kind: str, with_frozen: bool = False) -> dict[int, str]:
         """Returns id -> name of those of that class that are trained."""
         kinds = {parameter.name: parameter.kind for parameter in self._wrapper.parameters()}
-        found = {}
+        names = {}
         for name, parameter in self._wrapper.named_parameters():
             if name not in kinds and self._wrapper.has_flat_parameters:
                 raise Error(
@@ -226,8 +228,8 @@ class Moments:
                     "for parameter groups",
                 )
             if kinds.get(name) == kind and (parameter.requires_grad or with_frozen):
-                found[id(parameter)] = name
-        return found
+                names[id(parameter)] = name
+        return names
 
     def deciding(self) -> Collection[str]:
         return self._deciding().values()

@@ -77,9 +77,9 @@ class Options:
 def grouped(words: Mapping[str, Any]) -> dict[str, Any]:
     """Returns options of compress(), from all of them by their names alone, as a command line has them."""
     names = [field.name for field in dataclasses.fields(Options)]
-    own = {name: words[name] for name in names if name in words}
-    return {name: value for name, value in words.items() if name not in own} | (
-        {"options": Options(**own)} if own else {}
+    inner = {name: words[name] for name in names if name in words}
+    return {name: value for name, value in words.items() if name not in inner} | (
+        {"options": Options(**inner)} if inner else {}
     )
 
 

@@ -187,15 +187,15 @@ def table(rows: list[Row], travels: Mapping[str, tuple[str, float | None]] | Non
     total = sum(row.n_elems for row in rows)
     lines = []
     for class_ in CLASSES:
-        own = [row for row in rows if row.class_ == class_]
-        if not own:
+        of_class = [row for row in rows if row.class_ == class_]
+        if not of_class:
             continue
         how, bits = travels.get(class_, ("", None))
         head = class_ if how in ("", class_) else f"{class_}: {how}"
         if bits is not None:
             head += f", {bits:.3g} bits per element"
-        lines.append(_line(head, own, total, ""))
-        lines += [_line("  " + what, group, total, group[0].reason) for what, group in _kinds(own)]
+        lines.append(_line(head, of_class, total, ""))
+        lines += [_line("  " + what, group, total, group[0].reason) for what, group in _kinds(of_class)]
     n = sum(row.n_elems for row in rows if row.class_ != "dense")
     summary = f"{n:,} of {total:,} elements compressed ({_share(n, total).strip()})"
     if total and all(

@@ -23,9 +23,9 @@ class Sample(NamedTuple):
 
 def positions(n_elems: int) -> torch.Tensor:
     """Returns which of a parameter's elements are looked at: the same everywhere, in ascending order."""
-    found, n = (ctypes.c_uint64 * lib.SCHEDULE_SAMPLE)(), ctypes.c_size_t()
-    lib.load().tagc_schedule_positions(n_elems, found, ctypes.byref(n))
-    return torch.tensor(found[: n.value], dtype=torch.long, device="cpu")
+    numbers, n = (ctypes.c_uint64 * lib.SCHEDULE_SAMPLE)(), ctypes.c_size_t()
+    lib.load().tagc_schedule_positions(n_elems, numbers, ctypes.byref(n))
+    return torch.tensor(numbers[: n.value], dtype=torch.long, device="cpu")
 
 
 class Samples:
@@ -33,14 +33,14 @@ class Samples:
 
     def __init__(self, numbers: Mapping[str, int]) -> None:
         self._numbers = numbers
-        self._found: weakref.WeakKeyDictionary[Layout, Sample] = weakref.WeakKeyDictionary()
+        self._of_layouts: weakref.WeakKeyDictionary[Layout, Sample] = weakref.WeakKeyDictionary()
 
     def of(self, layout: Layout, device: torch.device) -> Sample:
         """Returns the sample of a layout, with places on that device."""
-        found = self._found.get(layout)
-        if found is None or found.places.device != device:
-            found = self._found[layout] = self._made(layout, device)
-        return found
+        sample = self._of_layouts.get(layout)
+        if sample is None or sample.places.device != device:
+            sample = self._of_layouts[layout] = self._made(layout, device)
+        return sample
 
     def _made(self, layout: Layout, device: torch.device) -> Sample:
         places, counts, numbers = [], [], []
@@ -48,7 +48,7 @@ class Samples:
             if parameter.name not in self._numbers or not parameter.numel:
                 continue
             wanted = positions(parameter.numel)
-            own = torch.cat(
+            sampled = torch.cat(
                 [
                     wanted[(wanted >= piece.offset) & (wanted < piece.offset + piece.length)]
                     - piece.offset
@@ -56,8 +56,8 @@ class Samples:
                     for piece in layout.pieces_of(i)
                 ]
             )
-            places.append(own)
-            counts.append(len(own))
+            places.append(sampled)
+            counts.append(len(sampled))
             numbers.append(self._numbers[parameter.name])
         joined = torch.cat(places) if places else torch.empty(0, dtype=torch.long, device="cpu")
         return Sample(tuple(numbers), tuple(counts), joined.to(device))

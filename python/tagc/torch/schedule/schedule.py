@@ -93,17 +93,17 @@ class Schedule:
     def plan(self, weights: Mapping[str, int]) -> Plan:
         """Returns the plan of parameters that are exchanged as one. weights: name -> elements in this
         exchange."""
-        n, found = len(weights), lib.SchedulePlan()
+        n, plan = len(weights), lib.SchedulePlan()
         lib.call(
             "tagc_schedule_get_plan",
             self._handle,
             (ctypes.c_uint32 * n)(*(self._numbers[name] for name in weights)),
             (ctypes.c_uint64 * n)(*weights.values()),
             n,
-            ctypes.byref(found),
+            ctypes.byref(plan),
         )
         return Plan(
-            found.level, _FORMATS[found.format], found.block, found.sparsity, found.moment, found.n_selected
+            plan.level, _FORMATS[plan.format], plan.block, plan.sparsity, plan.moment, plan.n_selected
         )
 
     def levels(self) -> dict[str, int]:
@@ -123,17 +123,17 @@ class Schedule:
         """Returns what model.Follower says."""
         options = lib.initialised(lib.ModelOptions, "tagc_model_options_init")
         fields = _fields_of(self._options, self._is_fresh)
-        options.schedule = ctypes.pointer(fields)
+        options.schedule.options = ctypes.pointer(fields)
         options.exchange, options.n_threads = (
             lib.EXCHANGES.get(self._options.exchange, lib.EXCHANGES["direct"]),  # of dense, nothing is
             self._options.threads or 1,
         )
         if dtype == torch.bfloat16:
-            options.dense_format = lib.FORMATS["bf16"]
-        options.residual = self._options.stored().get("residual", -1)
-        options.follows = self._handle
+            options.formats.dense = lib.FORMATS["bf16"]
+        options.formats.residual = self._options.stored().get("residual", -1)
+        options.schedule.follows = self._handle
         numbers = (ctypes.c_uint32 * len(parameters))(*(self._numbers.get(p.name, 0) for p in parameters))
-        options.numbers = numbers
+        options.schedule.numbers = numbers
         kinds = {p.name: p.kind if self._options.is_scheduled(p.kind) else "dense" for p in parameters}
         return options, kinds, (fields, numbers)
 
@@ -156,8 +156,8 @@ class Schedule:
     def memories(self) -> dict[str, Memory]:
         """Returns how long moments are to be, of every parameter whose Adam should have betas of its own."""
         plans = {name: self.plan({name: 1}) for name in self._names}
-        found = {name: Memory(plan.moment, plan.n_selected) for name, plan in plans.items()}
-        return {name: memory for name, memory in found.items() if memory != Memory()}
+        memories = {name: Memory(plan.moment, plan.n_selected) for name, plan in plans.items()}
+        return {name: memory for name, memory in memories.items() if memory != Memory()}
 
     def take_alarms(self) -> list[str]:
         """Returns a message for each reason for which parameters have begun anew since the last call."""
@@ -182,8 +182,8 @@ class Schedule:
             how = f"zero, {plan.values}" if plan.sparsity else f"every value in {plan.values}"
             shares.setdefault((self._kinds[name], how), []).append(plan.sparsity)
         return ", ".join(
-            f"{kind}: {_percent(found) + how if max(found) else how}"
-            for (kind, how), found in sorted(shares.items())
+            f"{kind}: {_percent(sparsities) + how if max(sparsities) else how}"
+            for (kind, how), sparsities in sorted(shares.items())
         )
 
     def words(self, deciding: Collection[str], is_known: bool) -> str:
@@ -245,19 +245,19 @@ class Schedule:
     ) -> None:
         """Keeps this rank's sums of windows that are full, until meet() or pool(). squares: of each part's
         residual and gradient. comm: over which the exchange is."""
-        own = dict(zip(full, sums))
+        sums_of = dict(zip(full, sums))
         for part, (residual, squared) in zip(layout.parts, squares):
             for name in part.weights:
-                if (found := own.get(self._numbers.get(name, -1))) is not None:
-                    found.residual, found.gradient = residual, squared
-        self.keep(comm, own)
+                if (known := sums_of.get(self._numbers.get(name, -1))) is not None:
+                    known.residual, known.gradient = residual, squared
+        self.keep(comm, sums_of)
 
-    def keep(self, comm: Comm, own: dict[int, lib.ScheduleSums]) -> None:
+    def keep(self, comm: Comm, sums: dict[int, lib.ScheduleSums]) -> None:
         """As note(), of sums that have these squares."""
         if self.pools:
-            self._seen |= own
+            self._seen |= sums
         else:
-            self._noted.append((comm, own))
+            self._noted.append((comm, sums))
 
     def is_met(self, n_steps: int) -> bool:
         """Returns whether the end of that step has sums over ranks."""
@@ -267,11 +267,11 @@ class Schedule:
         """Adds up over ranks what was noted since the last call, where pool() is not to be called.
         Collective: call it at the end of a step. Returns the bytes that this rank sent."""
         noted, self._noted, n_bytes = self._noted, [], 0
-        for comm, own in noted:
+        for comm, sums in noted:
             losses = self._take_losses()
-            pooled = _pooled(comm, [losses.sum, losses.squares, losses.n, *_numbers(own.values())])
+            pooled = _pooled(comm, [losses.sum, losses.squares, losses.n, *_numbers(sums.values())])
             group = self._groups.setdefault(tuple(comm.ranks), len(self._groups))
-            self._see(list(own), pooled, group)
+            self._see(list(sums), pooled, group)
             n_bytes += 8 * len(pooled) * (comm.world_size - 1)
         return n_bytes
 
@@ -289,18 +289,18 @@ class Schedule:
         if not self._names:
             return 0
         losses, share = self._take_losses(), self._wrapper.n_batches() / self._wrapper.n_ranks()
-        mine = [share * losses.sum, share * losses.squares, share * losses.n]
+        pooled = [share * losses.sum, share * losses.squares, share * losses.n]
         for number in range(len(self._names)):
             seen = self._seen.get(number)
-            mine += [0.0 if seen is None else 1.0, *_numbers([seen or lib.ScheduleSums()])]
+            pooled += [0.0 if seen is None else 1.0, *_numbers([seen or lib.ScheduleSums()])]
         self._seen, n_bytes = {}, 0
         for comm in comms:
-            mine = _pooled(comm, mine)
-            n_bytes += 8 * len(mine) * (comm.world_size - 1)
+            pooled = _pooled(comm, pooled)
+            n_bytes += 8 * len(pooled) * (comm.world_size - 1)
         n = 1 + len(lib.ScheduleSums._fields_)
-        rows = [mine[at : at + n] for at in range(3, len(mine), n)]
+        rows = [pooled[at : at + n] for at in range(3, len(pooled), n)]
         full = [number for number, row in enumerate(rows) if row[0]]
-        self._see(full, mine[:3] + [value for number in full for value in rows[number][1:]], 0)
+        self._see(full, pooled[:3] + [value for number in full for value in rows[number][1:]], 0)
         return n_bytes
 
     def _add(self, layout: Layout, gradient: torch.Tensor) -> list[int]:
@@ -327,9 +327,9 @@ class Schedule:
         losses, self._losses = self._losses, []
         for loss in losses:
             lib.load().tagc_schedule_add_loss(self._handle, loss.item())
-        found = lib.ScheduleLosses()
-        lib.load().tagc_schedule_take_losses(self._handle, ctypes.byref(found))
-        return found
+        taken = lib.ScheduleLosses()
+        lib.load().tagc_schedule_take_losses(self._handle, ctypes.byref(taken))
+        return taken
 
     def _see(self, full: list[int], pooled: list[float], group: int) -> None:
         losses = lib.ScheduleLosses(*pooled[:3])
@@ -475,11 +475,11 @@ def _percent(shares: Collection[float]) -> str:
 
 
 def _numbers(sums: Iterable[lib.ScheduleSums]) -> list[float]:
-    return [getattr(each, name) for each in sums for name, *_ in lib.ScheduleSums._fields_]
+    return [getattr(one, name) for one in sums for name, *_ in lib.ScheduleSums._fields_]
 
 
-def _pooled(comm: Comm, mine: Sequence[float]) -> list[float]:
+def _pooled(comm: Comm, numbers: Sequence[float]) -> list[float]:
     """Returns the sums over ranks of numbers, of which every rank has as many. Collective."""
-    layout = f"={len(mine)}d"
-    everyone = [struct.unpack(layout, data) for data in comm.all_gather(struct.pack(layout, *mine))]
+    layout = f"={len(numbers)}d"
+    everyone = [struct.unpack(layout, data) for data in comm.all_gather(struct.pack(layout, *numbers))]
     return [sum(values) for values in zip(*everyone)]
