@@ -127,7 +127,8 @@ typedef struct tagc_model_format_options {
     int gradient, sum;
     /* tagc_format of the class DENSE, FP32 (default) or BF16. Sums are made in fp32. */
     int dense;
-    /* tagc_format in which residuals are stored: FP32, INT8 or INT4. Default -1: INT8. */
+    /* tagc_format in which residuals are stored: FP32, INT8 or INT4; or TAGC_RESIDUAL_NONE, as in tagc_reducer_options. Default -1:
+     * INT8. */
     int residual;
     /* As in tagc_reducer_options, for what DIRECT exchanges; a level may ask for smaller blocks. Default 0. */
     int block;

@@ -55,9 +55,10 @@ static tagc_status check_options(const tagc_model_options *o, int n_places) {
             "summed with output UNIT: take HOST_SHARD, and send the host's ranks what each gets");
     if (o->hosts.summed && o->layout.cut == TAGC_CUT_FLAT_ARRAYS)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "summed with cut FLAT_ARRAYS, which are whole: take FLAT");
-    if (o->formats.residual != -1 && o->formats.residual != TAGC_FORMAT_FP32 &&
-        o->formats.residual != TAGC_FORMAT_INT8 && o->formats.residual != TAGC_FORMAT_INT4)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "formats.residual is %d, must be -1, FP32, INT8 or INT4",
+    if (o->formats.residual != -1 && o->formats.residual != TAGC_RESIDUAL_NONE &&
+        o->formats.residual != TAGC_FORMAT_FP32 && o->formats.residual != TAGC_FORMAT_INT8 &&
+        o->formats.residual != TAGC_FORMAT_INT4)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "formats.residual is %d, must be -1, NONE, FP32, INT8 or INT4",
                          o->formats.residual);
     TAGC_TRY(check_choice("hosts.format", o->hosts.format, -1, TAGC_FORMAT_BF16));
     TAGC_TRY(check_choice("layout.cut", o->layout.cut, TAGC_CUT_ROWS, TAGC_CUT_RANGES));

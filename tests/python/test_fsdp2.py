@@ -2,7 +2,6 @@
 value."""
 
 import warnings
-from unittest import mock
 
 import pytest
 
@@ -275,56 +274,6 @@ def unused(rank, world_size, can):
     assert model.other.weight.grad is None, "close() leaves torch as it was"
 
 
-def failures_and_after(rank, world_size):
-    """What fails in the middle of a device's unit leaves nothing begun or half made, and the next step is
-    whole."""
-    import tagc.torch as tagc
-    from tagc.torch.passes import Passes
-
-    model = sharded(Odd)
-    with (
-        mock.patch.object(Passes, "goes_by_model", lambda *_: False),
-        tagc.compress(model, sparsity=0, layers=mix_of_classes, verbose=False) as handle,
-    ):
-        loss_of(model, batch_of(rank)).backward()
-        unit = handle.state.units["layers.0"]
-        way, layout, options, kinds = unit._key[2], unit._layout, unit.options, []
-        given, received = torch.empty(layout.n_elems), torch.zeros(layout.n_elems // world_size)
-
-        def reduce():
-            received.zero_()
-            unit.reduce(way, layout, given.fill_(1), received, dist.ReduceOp.AVG)
-
-        def options_until_the_second(kind, dtype):
-            kinds.append(kind)
-            if len(kinds) == 2:
-                raise tagc.Error("memory", "no room for the second")
-            return options(kind, dtype)
-
-        unit.close()
-        unit.options = options_until_the_second
-        check_error(reduce, "no room for the second")
-        unit.options = options
-        reduce()
-        reduced = received.clone()
-        assert reduced.any() and len(unit._exchanges) == 3
-        wait = unit._exchanges[0].wait
-
-        def wait_and_fail():
-            wait()
-            raise tagc.Error("corrupt", "the first one's end")
-
-        unit._exchanges[0].wait = wait_and_fail
-        check_error(reduce, "the first one's end")
-        assert not any(exchange.reducer._under_way for exchange in unit._exchanges), "left begun"
-        unit._exchanges[0].wait = wait
-        reduce()
-        assert torch.equal(received, reduced) and set(received.tolist()) <= {0, 1}, "not whole"
-        model.zero_grad()
-        loss_of(model, batch_of(rank)).backward()
-        check_equal(gradients(model), full_gradients(Odd, world_size))
-
-
 def train(rank, world_size, n_steps, options):
     import tagc.torch as tagc
 
@@ -455,7 +404,6 @@ CHECKS = [
     accumulation,
     nonfinite,
     parameters_that_differ,
-    failures_and_after,
     replicas,
     evaluation_first,
     gather_that_failed,

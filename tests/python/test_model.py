@@ -94,7 +94,7 @@ class Old:
 
         self.schedule, self.wrapper = side(parameters, comm.world_size, options, is_fresh)
         self.comm, self._way, self._lay_out, self._layout = comm, Way(comm, Work()), lay_out, None
-        self._unit = Unit("unit", self.schedule.fields)
+        self._unit = Unit("unit", self.schedule)
 
     def reduce(self, source, target, op, step, rests):
         """Returns how many sums were beyond fp16."""

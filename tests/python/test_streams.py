@@ -260,10 +260,7 @@ class Device:
         yield
         self._current = before
 
-    def goes_by_model(self, unit, group, tensor):
-        return True
-
-    def exchange_by_model(self, unit, group, source, target, op, find_layout, may_last=False, waits=1):
+    def exchange(self, unit, group, source, target, op, find_layout, waits=1, may_last=False):
         number = len(self.encodings)
         self._out.deps |= self._current.deps
         self.encodings.append(self._out.record_event())

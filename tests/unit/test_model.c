@@ -440,3 +440,62 @@ static void defaults_are_safe_body(member *m) {
 TEST(defaults_are_safe) {
     run_world(2, 1, defaults_are_safe_body, NULL);
 }
+
+/* ---- without residuals ---- */
+
+enum { N_ONCE = 3000, ONCE_STEPS = 48 };
+
+static float once_gradient(int rank, uint64_t i) {
+    return (float)(number_of(3, (uint64_t)rank, i, 0) >> 40) / 8388608.0f - 1.0f;
+}
+
+/* The same gradient again and again: what is rounded off in one step is lost, so it must average out. */
+static void once_body(member *m) {
+    uint64_t shape = N_ONCE;
+    tagc_tensor tensor = {"once", &shape, 1, 0, TAGC_CLASS_COMPRESSED};
+    tagc_schedule_options schedule;
+    tagc_model_options o;
+    tagc_model *model;
+    tagc_schedule_options_init(&schedule);
+    schedule.gentle = schedule.fresh = 0;
+    schedule.sparsity = 0;
+    schedule.format = TAGC_FORMAT_INT4;
+    tagc_model_options_init(&o);
+    o.schedule.options = &schedule;
+    o.layout.output = TAGC_OUTPUT_UNIT;
+    o.formats.residual = TAGC_RESIDUAL_NONE;
+    o.formats.result = TAGC_FORMAT_INT8;
+    if (!EXPECT(m, tagc_model_create(m->within, m->between, &tensor, 1, &o, &model) == TAGC_OK)) return;
+    EXPECT(m, tagc_model_has_residual(model, 0) == 0);
+    static _Thread_local float gradient[N_ONCE], sums[N_ONCE];
+    static _Thread_local double mean[N_ONCE];
+    double first = 0, all = 0;
+    memset(mean, 0, sizeof mean);
+    for (int step = 0; step < ONCE_STEPS; step++) {
+        for (uint64_t i = 0; i < N_ONCE; i++) gradient[i] = once_gradient(m->rank, i);
+        tagc_piece in = {0, 0, N_ONCE, gradient}, out = {0, 0, N_ONCE, sums};
+        EXPECT(m, tagc_model_begin(model, 0, &in, 1, &out, 1) == TAGC_OK);
+        EXPECT(m, tagc_model_end(model, 0, NULL) == TAGC_OK);
+        for (uint64_t i = 0; i < N_ONCE; i++) mean[i] += (double)sums[i] / ONCE_STEPS;
+        for (uint64_t i = 0; i < N_ONCE && step == 0; i++) {
+            double exact = 0;
+            for (int r = 0; r < m->w->n_hosts * m->w->n_places; r++)
+                exact += (double)once_gradient(r, i) / (m->w->n_hosts * m->w->n_places);
+            first += pow((double)sums[i] - exact, 2);
+        }
+    }
+    for (uint64_t i = 0; i < N_ONCE; i++) {
+        double exact = 0;
+        for (int r = 0; r < m->w->n_hosts * m->w->n_places; r++)
+            exact += (double)once_gradient(r, i) / (m->w->n_hosts * m->w->n_places);
+        all += pow(mean[i] - exact, 2);
+    }
+    EXPECT(m, first > 0 && all < first / (ONCE_STEPS / 4));
+    EXPECT(m, tagc_model_has_residual(model, 0) == 0);
+    tagc_model_destroy(model);
+}
+
+TEST(means_are_right_without_residuals) {
+    run_world(2, 1, once_body, NULL);
+    run_world(2, 2, once_body, NULL);
+}

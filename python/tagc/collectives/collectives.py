@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -44,7 +44,6 @@ from tagc.torch.extension import (
     Runners,
     Settings,
     State,
-    Unit,
     Values,
     about_host,
     agree_all,
@@ -53,7 +52,6 @@ from tagc.torch.extension import (
     choice,
     cores,
     count,
-    layouts,
     look_fresh,
     scale_of,
     timeout_of,
@@ -94,8 +92,8 @@ class Collectives:
     all_reduce() sends back in 8 bits. Nothing is rounded if values is "fp32" or "bf16".
 
     All ranks make the same calls in the same order, from any thread. Many may be under way. Another order,
-    or a wrong argument on one rank, is an Error of that call on all ranks; for tensors on GPUs, of which a
-    host has several, by the time-out."""
+    or a wrong argument on one rank, is an Error of that call on all ranks. For tensors on GPUs it may come by
+    the time-out, and this object is of no use after it."""
 
     def __init__(
         self,
@@ -503,10 +501,14 @@ class Collectives:
                 begin = functools.partial(self._gather, call, name, keys.find_gather(name, call.use))
             else:
                 source = call.key if isinstance(call.key, torch.Tensor) else call.source
-                reduced = keys.find(name, call.use, source, self._state.schedule.fields)
+                reduced = keys.find(name, call.use, source, self._state.schedule)
                 begin = functools.partial(self._reduce, call, name, reduced)
         except Error as failure:  # the other ranks are about to run it
             self._passes.runners.wait()
+            if self._passes.runners.staging is not None:  # or run it, since they agree in the exchange itself
+                for level in keys.levels():
+                    self._passes.comm(level).abort(f"{what}(): {failure}")
+                raise
             keys.agree(self._passes.comm, f"{what}()", {}, failure)
             return
         if self._hosts.is_one or keys.is_new(call.key):  # torch's collectives compare nothing
@@ -519,21 +521,17 @@ class Collectives:
                 keys.know(call.key, name)
         begin()
 
-    def _exchange(
-        self, call: Call, name: str | None, unit: Unit, find_layout: Callable[[], layouts.Layout]
-    ) -> None:
-        # in CPU memory an exchange takes the memory of its source; sums within hosts are made elsewhere
-        is_taken = call.source.device.type == "cpu" and self._hosts.is_flat
+    def _exchange(self, call: Call, name: str | None, reduced: Reduced) -> None:
+        # in CPU memory sums within hosts take the place of gradients
+        is_taken = call.source.device.type == "cpu" and self._hosts.is_two_level
         source = call.source.clone() if is_taken and call.source is not call.target else call.source
         waits, number = (True, self._keys.n_calls) if name is None else (False, None)
-        arrays = source, call.target, call.op
-        self._passes.exchange(
-            unit, self._group, *arrays, find_layout, waits=waits, recurs=name is not None, number=number
-        )
+        what = reduced.unit, self._group, source, call.target, call.op, reduced.find_layout
+        self._passes.exchange(*what, waits=waits, recurs=name is not None, number=number, agrees=True)
 
     def _reduce(self, call: Call, name: str | None, reduced: Reduced) -> None:
         try:
-            self._exchange(call, name, reduced.unit, lambda: reduced.layout)
+            self._exchange(call, name, reduced)
         except BaseException:
             if name is not None and name not in self._keys.reduced:
                 reduced.unit.free()
@@ -603,7 +601,7 @@ class Collectives:
         for name, use in saved_keys.reduced.items():
             if name not in self._keys.reduced:
                 kind = self._keys.kinds.get(name, saved_keys.kinds[name])
-                self._add(name, self._keys.made(name, kind, use, self._state.schedule.fields))
+                self._add(name, self._keys.made(name, kind, use, self._state.schedule))
         # a gather's size is that of one rank
         for name, use in saved_keys.gathered.items() if about["world_size"] == dist.get_world_size() else ():
             if name not in self._keys.gathered:

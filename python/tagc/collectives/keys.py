@@ -5,10 +5,11 @@ Keys is to Passes what a wrapped model is to the hooks', but it learns of its pa
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from tagc._library import Error
 from tagc.torch.extension import (
     AllGather,
     Comm,
-    ExchangeOptions,
+    Follower,
     Hosts,
     Kinds,
     Place,
@@ -68,28 +69,57 @@ class Saved(NamedTuple):
 class Reduced:
     """A key of reductions, or all tensors of one size that come without a key."""
 
-    def __init__(
-        self, parameter: layouts.Parameter, use: Use, hosts: Hosts, options: ExchangeOptions
-    ) -> None:
+    def __init__(self, parameter: layouts.Parameter, use: Use, hosts: Hosts, follower: Follower) -> None:
         self.use, self._hosts = use, hosts
         self._lay_out(parameter)
         # messages name the collective, so that ranks notice where they come with different ones
-        self.unit = Unit(f"{parameter.name} ({use.collective})", options, self.layout)
+        self.unit = Unit(f"{parameter.name} ({use.collective})", follower, self.layout)
 
     def _lay_out(self, parameter: layouts.Parameter) -> None:
         self.parameter, hosts = parameter, self._hosts
         n_ranks = hosts.n_hosts * hosts.per_host
         if self.use.collective == "reduce_scatter":
-            rows = hosts.rows if hosts.is_two_level else None
-            self.layout = layouts.cut([parameter], [0], self.use.n_elems, n_ranks, rows)
+            what = [parameter], [0], self.use.n_elems, n_ranks
+            self.layout = self.whole = layouts.cut(*what)
+            if hosts.is_two_level:
+                self.layout = layouts.cut(*what, hosts.rows)
         else:
-            whole = layouts.bucket([parameter], n_ranks)
-            self.layout = layouts.part(whole, hosts.n_hosts, hosts.per_host, hosts.place)
+            self.whole = layouts.bucket([parameter], n_ranks)
+            self.layout = layouts.part(self.whole, hosts.n_hosts, hosts.per_host, hosts.place)
+
+    def find_layout(self, is_whole: bool) -> layouts.Layout:
+        return self.whole if is_whole else self.layout
 
     def change(self, fields: Mapping[str, Any]) -> None:
         """Changes fields of the parameter, as its level."""
         if (changed := self.parameter._replace(**fields)) != self.parameter:
             self._lay_out(changed)
+
+
+class _Once:
+    """How tensors without a key are sent: every value, rounded at random, and nothing stays behind. It is a
+    Follower."""
+
+    def __init__(self, values: str, is_all_reduce: bool, options: Settings) -> None:
+        self._values, self._options = values, options
+        # each of the sums that come back stands for the values of all ranks
+        self._result_format = lib.FORMATS["int8"] if is_all_reduce else -1
+
+    def fields(self, _part: layouts.Part, _dtype: torch.dtype) -> dict[str, Any]:
+        results = {"result_format": self._result_format} if self._result_format >= 0 else {}
+        return self._options.direct(self._values, 0.0) | {"residual": lib.RESIDUAL_NONE} | results
+
+    def model_options(
+        self, parameters: Sequence[layouts.Parameter], _dtype: torch.dtype
+    ) -> tuple[lib.ModelOptions, dict[str, str], object]:
+        schedule = lib.initialised(lib.ScheduleOptions, "tagc_schedule_options_init")
+        schedule.gentle = schedule.fresh = False
+        schedule.sparsity, schedule.format = 0.0, lib.FORMATS[self._values]
+        options = lib.initialised(lib.ModelOptions, "tagc_model_options_init")
+        options.schedule.options = ctypes.pointer(schedule)
+        options.n_threads = self._options.threads or 1
+        options.formats.residual, options.formats.result = lib.RESIDUAL_NONE, self._result_format
+        return options, {parameter.name: parameter.kind for parameter in parameters}, schedule
 
 
 class Keys(Wrapped):
@@ -228,17 +258,17 @@ class Keys(Wrapped):
 
     # ---- uses ----
 
-    def find(self, name: str | None, use: Use, tensor: torch.Tensor, options: ExchangeOptions) -> Reduced:
+    def find(self, name: str | None, use: Use, tensor: torch.Tensor, follower: Follower) -> Reduced:
         """Returns what reduces with that key; None: without one. Error if the key is for something else. A
         new one is not known before Collectives adds it."""
         if name is None:
             if use not in self._once:
-                self._once[use] = self._made_once(use, options)
+                self._once[use] = self._made_once(use, follower)
             return self._once[use]
         if (reduced := self.reduced.get(name)) is not None:
             _check_use(name, reduced.use, use)
             return reduced
-        return self.made(name, self.kind_of(name, tensor), use, options)
+        return self.made(name, self.kind_of(name, tensor), use, follower)
 
     def find_gather(self, name: str | None, use: Use) -> AllGather | None:
         """Returns what gathers with that key; None: this is the first time, or there is no key. Error as
@@ -249,24 +279,21 @@ class Keys(Wrapped):
         _check_use(name, known, use)
         return gather
 
-    def _made_once(self, use: Use, options: ExchangeOptions) -> Reduced:
+    def _made_once(self, use: Use, follower: Follower) -> Reduced:
         words = f"a tensor of {use.n_elems} {use.dtype} without a key"
         kind, values = "dense", self._options.values
         is_coded = self._options.exchange == "direct" and values not in ("fp32", "bf16")
         if is_coded and use.n_elems >= policy.MIN_ELEMS:
             # there is no selection either: what is not sent would be lost
-            fields = self._options.direct(values if values in AT_RANDOM else "int4", 0.0)
-            fields["residual"] = lib.RESIDUAL_NONE
-            if use.collective == "all_reduce":  # each of the sums stands for the values of all ranks
-                fields["result_format"] = lib.FORMATS["int8"]
-            kind, options = "compressed", lambda *_: fields
+            kind, values = "compressed", values if values in AT_RANDOM else "int4"
+            follower = _Once(values, use.collective == "all_reduce", self._options)
         parameter = layouts.Parameter(words, (use.n_elems,), kind)
-        return Reduced(parameter, use, self.own_hosts(), options)
+        return Reduced(parameter, use, self.own_hosts(), follower)
 
-    def made(self, name: str, kind: str, use: Use, options: ExchangeOptions) -> Reduced:
+    def made(self, name: str, kind: str, use: Use, follower: Follower) -> Reduced:
         known = self._parameters.get(name, layouts.Parameter(name, (), kind))
         parameter = known._replace(shape=(use.n_elems,))
-        return Reduced(parameter, use, self.own_hosts(), options)
+        return Reduced(parameter, use, self.own_hosts(), follower)
 
     def free(self) -> None:
         """Frees what is no unit of the state."""

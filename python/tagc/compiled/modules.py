@@ -10,6 +10,7 @@ theirs. The last gradient begins the exchange of them all."""
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,7 +62,7 @@ class Module:
         self.group, self.n_ranks, self.dtype = one.group, one.n_ranks, one.dtype
         self.n_shard = sum(shard.n_shard for shard in parameters)
         self.n_elems = self.n_ranks * self.n_shard
-        self._layouts: dict[tuple[Sharded, ...], layouts.Layout] = {}
+        self._layouts: dict[tuple[tuple[Sharded, ...], bool], layouts.Layout] = {}
         self._pass: Pass | None = None
         # the whole parameters, the row of one rank after that of the other, and their version()
         self._whole: tuple[torch.Tensor, Version] | None = None
@@ -241,9 +242,9 @@ class Module:
 
         def exchange() -> torch.Tensor:
             target = source.new_empty(source.numel() // self.n_ranks)
-            shared.handle.passes.exchange(
-                self._unit, self.group, source, target, op, lambda: self._layout(have), recurs=False
-            )
+            find_layout = functools.partial(self._layout, have)
+            what = self._unit, self.group, source, target, op, find_layout
+            shared.handle.passes.exchange(*what, recurs=False, agrees=True)
             return target.to(dtype)
 
         if self._lasts(source.dtype):
@@ -265,11 +266,12 @@ class Module:
         shared.handle.passes.runners.keep(sums)
         return sums
 
-    def _layout(self, have: tuple[Sharded, ...]) -> layouts.Layout:
-        if have not in self._layouts:
-            n_rows = 0 if self._hosts.is_flat else len(self._hosts.rows)
-            self._layouts[have] = layouts.chunked([shard.parameter for shard in have], self.n_ranks, n_rows)
-        return self._layouts[have]
+    def _layout(self, have: tuple[Sharded, ...], is_whole: bool) -> layouts.Layout:
+        key = have, is_whole
+        if key not in self._layouts:
+            n_rows = 0 if is_whole or self._hosts.is_flat else len(self._hosts.rows)
+            self._layouts[key] = layouts.chunked([shard.parameter for shard in have], self.n_ranks, n_rows)
+        return self._layouts[key]
 
     def end(self) -> None:
         """Notes how many gradients came in a pass that all ranks have ended."""

@@ -200,10 +200,8 @@ class _State:
         layout: Callable[..., layouts.Layout],
     ) -> None:
         passes, hosts, n = self.handle.passes, self.handle.wrapper.hosts(group), gradient.numel()
-        by_model = passes.goes_by_model(self.unit, group, gradient)
-        exchange = passes.exchange_by_model if by_model else passes.exchange
-        find_layout = functools.partial(layout, n, hosts, is_whole=by_model)
-        exchange(self.unit, group, gradient, output, ReduceOp.AVG, find_layout)
+        arrays = gradient, output, ReduceOp.AVG
+        passes.exchange(self.unit, group, *arrays, lambda is_whole: layout(n, hosts, is_whole=is_whole))
 
     def _add_up(self, group: dist.ProcessGroup, gradient: torch.Tensor, output: torch.Tensor) -> None:
         """Lets torch average."""

@@ -6,6 +6,7 @@ same on all ranks of a replica. Residuals are of shards."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,7 +39,8 @@ class _AllReduce:
                 reduce_output,
                 reduce_output,
                 dist.ReduceOp.SUM,
-                lambda: module.shard_layout(reduce_output.numel(), wrapper.hosts(wrapper.quorum)),
+                functools.partial(module.shard_layout, reduce_output.numel(), wrapper.hosts(wrapper.quorum)),
+                agrees=True,
             )
             wrapper.goes_on([parameter.name for parameter in module.parameters])
         except BaseException as failure:

@@ -11,16 +11,7 @@ from tagc.torch.exchange.comm import Comm, Disagreement, Way, share
 from tagc.torch.exchange.gloo import Gloo, bytes_at
 from tagc.torch.exchange.hosts import Cluster, Hosts
 from tagc.torch.exchange.identity import identity
-from tagc.torch.exchange.interfaces import (
-    ALONE,
-    Exchanged,
-    ExchangeOptions,
-    Expected,
-    Kinds,
-    Place,
-    Wrapped,
-    place_of,
-)
+from tagc.torch.exchange.interfaces import ALONE, Exchanged, Expected, Kinds, Place, Wrapped, place_of
 from tagc.torch.exchange.internals import ALL as TESTED
 from tagc.torch.exchange.internals import (
     all_gather,
@@ -32,6 +23,7 @@ from tagc.torch.exchange.internals import (
     reader,
     unwrapped,
 )
+from tagc.torch.exchange.model import Follower
 from tagc.torch.exchange.reducer import Gatherer, Reducer
 from tagc.torch.exchange.runner import Future, Host, Runners
 from tagc.torch.exchange.said import say
@@ -76,8 +68,8 @@ __all__ = [
     "Advised", "Kind", "Looked", "bytes_at", "check_model", "fingerprint", "group_of", "inner", "kinds_of",
     "look_fresh", "unwrapped",
     # of exchanges: a Wrapped says what there is to exchange, Passes exchanges it
-    "ALONE", "AllGather", "AnyWrapper", "Cluster", "Comm", "DTYPES", "Disagreement", "ExchangeOptions",
-    "Exchanged", "Expected", "Future", "GatheringWrapper", "Gatherer", "Gloo", "Held", "Host", "Hosts",
+    "ALONE", "AllGather", "AnyWrapper", "Cluster", "Comm", "DTYPES", "Disagreement", "Exchanged",
+    "Expected", "Follower", "Future", "GatheringWrapper", "Gatherer", "Gloo", "Held", "Host", "Hosts",
     "Kinds", "Memory", "Passes", "Place", "ReduceOp", "Reducer", "Runners", "State", "Unit", "Way", "Wrapped",
     "add_up", "check_tensors", "checkpoint", "count", "layouts", "place_of", "scale_of", "words_of_slow_sums",
     # of arrays on a device

@@ -4,6 +4,7 @@ whole model."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import torch.distributed as dist
 
 from tagc._library import Error
 from tagc.torch.exchange import internals, waits
-from tagc.torch.exchange.call import FindLayout, Record, Reduction
+from tagc.torch.exchange.call import FindLayout, FindLayouts, Record, Reduction
 from tagc.torch.exchange.comm import Comm, Disagreement
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import Exchanged, Expected
@@ -135,9 +136,7 @@ class Passes:
         unit, op = what.unit.make_unit(), dist.ReduceOp.AVG
         if hosts.is_flat:
             kind, queue = kind_of(op, comm.world_size)[0], staged.staging.queue
-            model = unit.open_model(
-                Levels(None, comm), layout, what.dtype, kind, self.state.schedule, what.unit.rests, queue
-            )
+            model = unit.model_of(Levels(None, comm), layout, what.dtype, kind, what.unit.rests, queue)
             try:
                 model.prepare(is_in_place=layout.all_reduce)
             except Error as problem:
@@ -163,33 +162,62 @@ class Passes:
         source: torch.Tensor,
         target: torch.Tensor,
         op: Any,
-        find_layout: FindLayout,
+        find_layout: FindLayouts,
         waits: int = True,
         recurs: bool = True,
         number: int | None = None,
+        agrees: bool = False,
+        may_last: bool = False,
     ) -> None:
-        """Makes all ranks agree on an exchange, then run it. Every hook calls it for what goes by no model.
-        Collective. It blocks for tensors in CPU memory. For others it returns at once. Failures that show
-        later are raised by the next exchange or at the end of the backward pass.
+        """Exchanges a gradient. Every hook calls it, but where the result is a future (begin()). Collective.
+        It blocks for tensors in CPU memory, unless the exchange may last: the target is there at the end of
+        the pass then. For others it returns at once, and the target is there in the order of streams.
+        Failures that show later are raised by the next exchange or at the end of the backward pass.
 
-        Over hosts of several ranks it has two levels: a reduce-scatter's rows, or an all-reduce's slices, are
-        added up within each host, and the sums are what is exchanged.
-
-        find_layout() -> the layout of `source`, or of its sums; or None if some parameters are missing: then
-        this exchange is dense and residuals do not change. waits: whether the current stream waits for the
-        result; or staging.FOR_INPUT. recurs: whether this unit comes once in a step. number: from which
-        rounding derives; None: the step's."""
+        find_layout(is_whole) -> the layout of `source`, or if not is_whole, of what the ranks of a place
+        exchange of it; None if some parameters are missing: then this exchange is dense and residuals do not
+        change. waits: whether the current stream waits for the result; or staging.FOR_INPUT. recurs: whether
+        this unit comes once in a step. number: from which rounding derives; None: the step's. agrees:
+        whether, in CPU memory, ranks agree before it by messages of its own, because they may come with
+        other calls."""
         self._check_open()
-        hosts = self.state.wrapper.hosts(group)
-        with self._giving_up():
+        hosts, what = self.state.wrapper.hosts(group), (unit, group, source, target, op)
+        if hosts.is_one or self._is_left(group, source):
+            with self._giving_up():
+                self.model_exchanges.settle()
+                self._leave_to_torch(*what[:2], hosts, *what[2:], self._opens_step(unit, recurs))
+        elif not self._goes_by_model(unit, group, source):
+            with self._giving_up():
+                self.model_exchanges.settle()
+                opens_step = self._opens_step(unit, recurs)  # it may change layouts
+                self._run(*what[:2], hosts, *what[2:], find_layout, waits, opens_step, number)
+        elif self.runners.is_on_device(source):
+            whole = functools.partial(find_layout, True)
+            self.model_exchanges.leave_on_device(self.begin(*what, whole, waits, recurs, number))
+        else:
+            end = self.begin(*what, functools.partial(find_layout, True), waits, recurs, number, agrees)
+            self._wait_for(end, source, target, agrees, may_last)
+        self._end_outside()
+
+    def _wait_for(
+        self,
+        end: Callable[[], None],
+        source: torch.Tensor,
+        target: torch.Tensor,
+        has_agreed: bool,
+        may_last: bool,
+    ) -> None:
+        """Waits for an exchange in CPU memory. A failure is raised at the end of the pass, since other ranks
+        may be further, unless all have agreed on this exchange."""
+        if has_agreed:
+            with self._giving_up():
+                end()
+            return
+        self.model_exchanges.leave(end, source, target)
+        if not may_last or self._is_outside:
             self.model_exchanges.settle()
-            opens_step = self._opens_step(unit, recurs)  # it may change layouts
-            if hosts.is_one or self.state.is_left_to_torch(source) and isinstance(group, dist.ProcessGroup):
-                self._leave_to_torch(unit, group, hosts, source, target, op, opens_step)
-            else:
-                about = waits, opens_step, number
-                self._run(unit, group, hosts, source, target, op, find_layout, *about)
-            self._end_outside()
+        if self._is_outside:
+            self.synchronize()
 
     def _end_outside(self) -> None:
         """After the last unit of finalize_backward() nothing else ends this step."""
@@ -206,23 +234,23 @@ class Passes:
 
     # ---- exchanges by models of libtagc ----
 
-    def goes_by_model(self, unit: Exchanged, group: Any, source: torch.Tensor) -> bool:
-        """Returns whether begin() takes that gradient: it is in CPU memory, and not within one host; or on a
-        device, with one rank per host, and no parameter rests. A unit that has a model goes by it again, so
-        that a rank whose gradient has become another one tells the others."""
-        own, state = unit.find_unit(), self.state
+    def can_begin(self, unit: Exchanged, group: Any, source: torch.Tensor) -> bool:
+        """Returns whether begin() takes that gradient: it is not torch's to add up."""
+        is_torchs = self.state.wrapper.hosts(group).is_one or self._is_left(group, source)
+        return not is_torchs and self._goes_by_model(unit, group, source)
+
+    def _is_left(self, group: Any, source: torch.Tensor) -> bool:
+        return self.state.is_left_to_torch(source) and isinstance(group, dist.ProcessGroup)
+
+    def _goes_by_model(self, unit: Exchanged, group: Any, source: torch.Tensor) -> bool:
+        """Returns whether that gradient is in CPU memory, or on a device with one rank per host, and no
+        parameter rests. A unit that has a model goes by it again, so that a rank whose gradient has become
+        another one tells the others."""
+        own = unit.find_unit()
         if own is not None and own.model is not None:
             return True
-        hosts, is_on_host = state.wrapper.hosts(group), self.runner_for(source)[0] is self.runners.host
-        return (
-            not state.wrapper.is_elastic
-            and (hosts.is_flat or is_on_host and not hosts.is_one)
-            and source.layout == torch.strided
-            and source.dtype in DTYPES
-            and source.numel() > 0
-            and not state.is_left_to_torch(source)
-            and (is_on_host or not unit.rests)
-        )
+        is_on_host = self.runner_for(source)[0] is self.runners.host
+        return is_on_host or self.state.wrapper.hosts(group).is_flat and not unit.rests
 
     def begin(
         self,
@@ -233,15 +261,17 @@ class Passes:
         op: Any,
         find_layout: FindLayout,
         waits: int = True,
+        recurs: bool = True,
+        number: int | None = None,
+        agrees: bool = False,
     ) -> Callable[[], None]:
         """Starts an exchange as exchange() does, and returns what waits for its end, once, in any thread. If
         it fails, that raises, and synchronize() on all ranks; so all begin what is left of the pass, too. An
-        Error of this call itself is one on all ranks. find_layout: of all ranks' rows. waits: as of
-        exchange(), on a device. Collective."""
+        Error of this call itself is one on all ranks. find_layout: of all ranks' rows. Collective."""
         self._check_open()
         host, hosts = self.runners.host, self.state.wrapper.hosts(group)
         with self._giving_up():
-            opens_step, comm = self._opens_step(unit), self.comm(hosts.between)
+            opens_step, comm = self._opens_step(unit, recurs), self.comm(hosts.between)
             within = self.comm(hosts.within) if hosts.is_two_level else None
             failure: BaseException | None = self.runner_for(source)[1]
             staging = self.runners.staging if self.runners.is_on_device(source) else None
@@ -249,20 +279,22 @@ class Passes:
                 failure = failure or staging.failure or self.model_exchanges.told
             call = Reduction(
                 unit, comm, source, target, op, find_layout, self._find_loss_scale(source, opens_step),
-                (self._begin, self._take_back), self.state.lock, failure, waits, loaded=self.state.loaded,
-                within=within,
+                (self._begin, self._take_back), self.state.lock, failure, waits,
+                loaded=None if self.state.wrapper.is_elastic else self.state.loaded, within=within,
             )  # fmt: skip
-            call.opens_step, call.agrees_first = opens_step, False
+            call.opens_step, call.agrees_first, call.number = opens_step, agrees, number
             self._loss_scale = call.loss_scale
             if within is not None and (comm.needs_python or within.needs_python):
                 host.wait_for_jobs()  # all messages have one order, and there an end sends some, too
             elif comm.needs_python:
                 host.wait_for_work()
             own = unit.find_unit()
-            if own is None or own.model is None:
+            if agrees or own is None or own.model is None:
                 self.model_exchanges.settle()
                 self.runners.wait()
-                call.agree()
+                self._agree(call)
+            if agrees and within is not None:
+                call.n_within = within.agreement_bytes
             if staging is None:
                 self.make_room(source.nbytes, group)
         is_told = False
@@ -294,31 +326,6 @@ class Passes:
             unit, layout, record = self._begin(call, None)
         return Contents(unit.make_unit() if unit is not call.unit else own, layout, record)
 
-    def exchange_by_model(
-        self,
-        unit: Exchanged,
-        group: Any,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        op: Any,
-        find_layout: FindLayout,
-        may_last: bool = False,
-        waits: int = True,
-    ) -> None:
-        """Exchanges a gradient that goes by a model, as exchange(). If it may last, the target is there at
-        the end of the pass; on a device, in the order of streams. A failure is raised at the end of the pass,
-        too, since other ranks may be further. waits: on a device. Collective."""
-        end = self.begin(unit, group, source, target, op, find_layout, waits)
-        if self.runners.is_on_device(source):
-            self.model_exchanges.leave_on_device(end)
-        else:
-            self.model_exchanges.leave(end, source, target)
-            if not may_last or self._is_outside:
-                self.model_exchanges.settle()
-            if self._is_outside:
-                self.synchronize()
-        self._end_outside()
-
     @contextlib.contextmanager
     def _giving_up(self) -> Iterator[None]:
         """Gives the pass up if what it contains fails."""
@@ -336,12 +343,13 @@ class Passes:
         source: torch.Tensor,
         target: torch.Tensor,
         op: Any,
-        find_layout: FindLayout,
+        find_layouts: FindLayouts,
         waits: int,
         opens_step: bool,
         number: int | None,
     ) -> None:
         runner, failure = self.runner_for(source)
+        find_layout = functools.partial(find_layouts, False)
         rows: Rows | None = None
         slice: Slice | None = None
         if hosts.is_two_level:
@@ -367,7 +375,7 @@ class Passes:
         call.opens_step, call.schedule, call.number = opens_step, self.state.schedule, number
         self._loss_scale = call.loss_scale
         try:
-            self._run_together(runner, call, source, target)
+            runner.run(call, source, target)
         except Exception as problem:
             if slice is not None and call.is_agreed:
                 slice.spread(problem)
@@ -375,13 +383,11 @@ class Passes:
         if slice is not None:
             slice.spread()
 
-    def _run_together(
-        self, runner: Runner, call: Reduction, source: torch.Tensor, target: torch.Tensor
-    ) -> None:
-        """Runs a call, after those with which other ranks have come instead."""
+    def _agree(self, call: Reduction) -> None:
+        """Makes all ranks agree on an exchange, after those with which other ranks have come instead."""
         while True:
             try:
-                runner.run(call, source, target)
+                call.agree()
                 return
             except Disagreement as problem:
                 if not self.state.wrapper.joins(problem.whats):

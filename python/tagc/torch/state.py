@@ -12,7 +12,8 @@ import torch
 
 from tagc._library import Error
 from tagc.torch.exchange import layout as layouts
-from tagc.torch.exchange.interfaces import ExchangeOptions, Residuals, Wrapped
+from tagc.torch.exchange.interfaces import Residuals, Wrapped
+from tagc.torch.exchange.model import Follower
 from tagc.torch.exchange.said import say
 from tagc.torch.exchange.unit import DTYPES
 from tagc.torch.schedule import schedule
@@ -65,14 +66,14 @@ class State:
     def add_unit(
         self,
         name: str,
-        make: Callable[[str, ExchangeOptions], U],
+        make: Callable[[str, Follower], U],
         parameters: list[layouts.Parameter] | None = None,
         n_chunks: int = 1,
         held: range | None = None,
     ) -> U:
         """Returns make(), which makes the unit. parameters: those of the unit (None: all). n_chunks, held: as
         of a Keeper."""
-        unit = make(name, self.schedule.fields)
+        unit = make(name, self.schedule)
         self.units[name], self._keepers[name] = unit, (parameters, n_chunks, held)
         return unit
 

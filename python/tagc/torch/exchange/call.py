@@ -25,6 +25,8 @@ from tagc.torch.exchange.task import Sampler, Task
 from tagc.torch.exchange.unit import Resting, Unit, check_tensors, scale_of
 
 FindLayout = Callable[[], "Layout | None"]  # of the gradient; None: its parameters are unknown
+# of all of it, True; or of what the ranks of this rank's place exchange of it, False
+FindLayouts = Callable[[bool], "Layout | None"]
 # (outcome, seconds of the exchange, seconds of the agreement)
 Record = Callable[[PartStats, float, float], object]
 
@@ -87,6 +89,7 @@ class Reduction(Call):
     step = 0  # the number of that exchange, which _begin knows
     number: int | None = None  # instead of it, of a call that belongs to no step
     agrees_first = True  # by messages of its own, before the exchange
+    agree_s = 0.0  # how long that took
 
     def __init__(
         self,
@@ -125,12 +128,15 @@ class Reduction(Call):
             if failure is not None:
                 return
             check_tensors(source, target, "gradient")
+            for tensor in (source, target):
+                if tensor.layout != torch.strided or not tensor.is_contiguous():
+                    raise Error("unsupported", f"a gradient of {tensor.layout}: must be dense and contiguous")
             layout = self.layout = find_layout()
             n_output = source.numel() if layout is None or layout.all_reduce else layout.row
             world_size = self.levels.world_size
             if target.numel() != n_output and (layout or target.numel() * world_size != n_output):
                 raise Error("mismatch", f"the output has {target.numel()} elements, must have {n_output}")
-            self._is_plain = all(tensor.is_contiguous() and tensor.numel() for tensor in (source, target))
+            self._is_plain = source.numel() > 0
             self.loss_scale = loss_scale()
             self._numbers = {
                 "elements": source.numel(),
@@ -241,7 +247,7 @@ class Reduction(Call):
 
     def agree(self) -> None:
         """Makes all ranks agree on it, or raise the same Error, also of one that has failed. Collective."""
-        self._agree(self.failure)
+        self.agree_s = self._agree(self.failure)
 
     @property
     def what(self) -> str:

@@ -13,11 +13,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from tagc.torch.exchange import internals
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.hosts import Cluster, Hosts
-from tagc.torch.exchange.layout import Layout, Parameter, Part
+from tagc.torch.exchange.layout import Layout, Parameter
+from tagc.torch.exchange.model import Follower
 from tagc.torch.exchange.reducer import Way
 from tagc.torch.exchange.unit import Stats, Unit
 
-ExchangeOptions = Callable[[Part, torch.dtype], dict[str, Any]]  # -> fields of tagc_reducer_options
 Kinds = Mapping[str, Mapping[str, Any]]  # name of a parameter -> changed fields of its layout.Parameter
 
 
@@ -276,7 +276,7 @@ class Exchanged(Protocol):
     """The unit of one call of a hook."""
 
     name: str
-    options: ExchangeOptions
+    follower: Follower
 
     @property
     def rests(self) -> bool:
@@ -304,7 +304,6 @@ class Residuals(Protocol):
     """Keeps residuals of parameters while the handle is open: a unit.Unit, or all of DDP's buckets."""
 
     name: str
-    options: ExchangeOptions
 
     def residuals_on_the_wire(self) -> dict[str, torch.Tensor]: ...
 

@@ -76,6 +76,18 @@ class Follower(Protocol):
         it; and what must live as long as the options."""
         ...
 
+    def fields(self, part: Part, dtype: torch.dtype) -> dict[str, Any]:
+        """Returns fields of tagc_reducer_options for a part of a layout with gradients of dtype."""
+        ...
+
+
+class Keeper(Protocol):
+    """What gets what libtagc has seen of gradients: schedule.Schedule."""
+
+    def keep(self, comm: Comm, own: dict[int, lib.ScheduleSums]) -> None:
+        """Keeps sums of windows that became full in an exchange over that connection, by number."""
+        ...
+
 
 class Stream(NamedTuple):
     """A stream of a device, by its handle, and for what its later work waits (staging.FOR_RESULT)."""
@@ -152,6 +164,7 @@ class Model:
             options.layout.cut = lib.CUTS["ranges"]
             options.layout.ranges = (ctypes.c_uint64 * len(begins))(*begins)
         self.parameters, self.dtype, self.op = tuple(parameters), dtype, op
+        self._follows = bool(options.schedule.follows)
         is_in_16_bits = (
             options.exchange == lib.EXCHANGES["direct"] and options.formats.residual != lib.FORMATS["fp32"]
         )
@@ -253,6 +266,8 @@ class Model:
 
     def take_full(self) -> Full | None:
         """Returns the windows that became full in the exchange that ended, if any did. Local."""
+        if not self._follows:
+            return None
         n = len(self.parameters)
         numbers, sums, n_full = (ctypes.c_uint32 * n)(), (lib.ScheduleSums * n)(), ctypes.c_size_t()
         lib.call("tagc_model_take_full", self._handle, 0, numbers, sums, ctypes.byref(n_full))
@@ -308,7 +323,7 @@ class UnitModel:
         """layout: over all ranks. op: one of lib.OPS. held: of which chunks of a parameter a residual is, one
         after the other, with padding; None: it is of the whole parameter, and zero where other ranks have
         it. queue: as of a Model."""
-        self.name, self.layout, self.dtype, self.op = name, layout, dtype, op
+        self.name, self.layout, self.dtype, self.op, self._levels = name, layout, dtype, op, levels
         numbers = [i for i, parameter in enumerate(layout.parameters) if parameter.numel]
         if layout.all_reduce:  # perhaps of one row of what FSDP1 shards
             numbers = [i for i in numbers if layout.pieces_of(i)]
@@ -358,13 +373,16 @@ class UnitModel:
             raise Error("state", f"{self.name} is closed")
         return self._model
 
-    def is_alike(self, layout: Layout, dtype: torch.dtype, op: str, queue: ctypes.c_void_p | None) -> bool:
+    def is_alike(
+        self, levels: Levels, layout: Layout, dtype: torch.dtype, op: str, queue: ctypes.c_void_p | None
+    ) -> bool:
         """Returns whether it exchanges the same, but for what the schedule says."""
         own, other = (
             [parameter.name for parameter in each.parameters] + [each.n_elems, each.row]
             for each in (self.layout, layout)
         )
-        return own == other and (dtype, op) == (self.dtype, self.op) and self.model.queue is queue
+        same = (levels, dtype, op) == (self._levels, self.dtype, self.op)
+        return own == other and same and self.model.queue is queue
 
     def begin(
         self,
@@ -385,6 +403,15 @@ class UnitModel:
             return self._given.at(source.data_ptr()), self._wanted.at(target.data_ptr())
 
         self.model.begin(arrays, step, stream)
+
+    def end(self, keeper: Keeper) -> PartStats:
+        """Waits until the sums are there, and hands over what libtagc has seen of the gradient."""
+        stats = self.model.end()
+        if stats:
+            stats[0][1].n_saturated = self.model.n_saturated
+        if (full := self.model.take_full()) is not None:
+            keeper.keep(self._levels.between, dict(zip(*full)))
+        return stats
 
     def _clear_gaps(self, source: torch.Tensor, target: torch.Tensor) -> None:
         if target.data_ptr() == source.data_ptr():

@@ -10,16 +10,14 @@ from __future__ import annotations
 import collections
 import contextlib
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
-from tagc import _library as lib
 from tagc._library import LOST, Error
 from tagc.torch.exchange.call import Record, Reduction
-from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.layout import Layout
-from tagc.torch.exchange.model import Follower, Stream, UnitModel
+from tagc.torch.exchange.model import Keeper, PartStats, Stream, UnitModel
 from tagc.torch.exchange.reducer import LocalFailure
 from tagc.torch.exchange.staging import Staging, spoil
 from tagc.torch.exchange.unit import Unit, kind_of
@@ -30,14 +28,6 @@ MOST_BYTES = 32 << 20
 MOST_BYTES_OF_HOSTS = 1 << 20  # where ranks share the memory of a host
 
 _NOTHING = torch.empty(0, device="cpu")
-
-
-class Keeper(Follower, Protocol):
-    """A schedule.Schedule."""
-
-    def keep(self, comm: Comm, own: dict[int, lib.ScheduleSums]) -> None:
-        """Keeps sums of windows that became full in an exchange over that connection, by number."""
-        ...
 
 
 class Contents(NamedTuple):
@@ -110,15 +100,13 @@ class ModelExchanges:
             try:
                 if failure is not None:
                     raise failure
-                assert model is not None
-                stats = model.model.end()
-                if stats:
-                    stats[0][1].n_saturated = model.model.n_saturated
-                if (full := model.model.take_full()) is not None:
-                    self._schedule.keep(start.call.comm, dict(zip(*full)))
+                call, seconds = start.call, 0.0
+                stats: PartStats = []
+                if model is not None:
+                    stats, seconds = model.end(self._schedule), model.model.seconds
+                    call.n_within += model.model.n_bytes_within
                 assert start.contents is not None  # or this rank has failed
-                start.call.n_within = model.model.n_bytes_within
-                start.contents.record(stats, model.model.seconds, 0.0)
+                start.contents.record(stats, seconds, call.agree_s)
             except BaseException as problem:
                 is_own = failure is None and model is not None and model.model.failed_here
                 self._failed.append(Failed(start, problem, is_own))
@@ -127,7 +115,8 @@ class ModelExchanges:
         return end
 
     def _begin(self, start: Start) -> tuple[Error | None, UnitModel | None]:
-        """Returns a failure of libtagc's, of which all ranks learn; and what has begun."""
+        """Returns a failure of libtagc's, of which all ranks learn; and what has begun, or None if there are
+        no elements."""
         call, own, contents = start.call, start.own.model, start.contents
         word = call.word()
         model = own
@@ -135,6 +124,8 @@ class ModelExchanges:
             if contents is not None:
                 kind, factor = kind_of(call.op, call.levels.world_size)
                 model = self._model_of(start, contents, word, kind)
+                if model is None:
+                    return None, None
             assert model is not None  # without one, all ranks have agreed, and none has failed
             model.model.set_word(word)
             if contents is None:
@@ -160,21 +151,17 @@ class ModelExchanges:
 
         staging.start(begin, source, target, call.waits)
 
-    def _model_of(self, start: Start, contents: Contents, word: int, kind: str) -> UnitModel:
-        """Returns that which exchanges it, made or changed if need be. kind: one of lib.OPS. Collective."""
+    def _model_of(self, start: Start, contents: Contents, word: int, kind: str) -> UnitModel | None:
+        """Returns that which exchanges it, made or changed if need be; None: there is nothing to exchange.
+        kind: one of lib.OPS. Collective."""
         call, own, model = start.call, start.own.model, contents.unit.model
         queue = None if start.staging is None else start.staging.queue
-        is_alike = model is not None and model.is_alike(contents.layout, call.dtype, kind, queue)
-        if own is not None and not (own is model and is_alike and own.layout is contents.layout):
+        what = call.levels, contents.layout, call.dtype, kind
+        is_same = model is not None and own is model and model.is_alike(*what, queue)
+        if own is not None and not (is_same and own.layout is contents.layout) and not call.is_agreed:
             self.settle()
             own.model.ask(word)  # a rank that has begun what it exchanged before fails, too
-        if model is None or not is_alike:
-            return contents.unit.open_model(
-                call.levels, contents.layout, call.dtype, kind, self._schedule, call.unit.rests, queue
-            )
-        if model.layout is not contents.layout:
-            model.follow(contents.layout)
-        return model
+        return contents.unit.model_of(*what, call.unit.rests, queue) if contents.layout.n_elems else None
 
     # ---- what is under way ----
 

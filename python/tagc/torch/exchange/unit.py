@@ -81,19 +81,15 @@ def _rounding_seed(way: Way, part: layouts.Part) -> int:
 
 
 class Unit:
-    """name: of the module. exchange_options(part, dtype) -> fields of tagc_reducer_options of that
-    layouts.Part. own: has the pieces of every parameter that this rank exchanges, where the ranks of a
-    replica have parts of a residual (Place.part); None: all of them."""
+    """name: of the module. follower: says how its parameters are sent. own: has the pieces of every parameter
+    that this rank exchanges, where the ranks of a replica have parts of a residual (Place.part); None: all of
+    them."""
 
     rests = False
 
-    def __init__(
-        self,
-        name: str,
-        exchange_options: Callable[[layouts.Part, torch.dtype], dict[str, Any]],
-        own: layouts.Layout | None = None,
-    ) -> None:
-        self.name, self.options, self._own = name, exchange_options, own
+    def __init__(self, name: str, follower: Follower, own: layouts.Layout | None = None) -> None:
+        self.name, self.follower, self._own = name, follower, own
+        self.options = follower.fields
         self._tag = zlib.crc32(name.encode())  # its reducers have work memory at the same time
         self._layout: layouts.Layout | None = None
         self._key: tuple[str, bool, Way] | None = None
@@ -404,18 +400,33 @@ class Unit:
 
     # ---- by a model of libtagc's ----
 
-    def open_model(
+    def model_of(
         self,
         levels: Levels,
         layout: layouts.Layout,
         dtype: torch.dtype,
         op: str,
-        follower: Follower,
         rests: bool,
         queue: ctypes.c_void_p | None = None,
     ) -> UnitModel:
-        """Makes what exchanges that layout, over all ranks, with the residuals that there are. op: one of
-        lib.OPS. queue: of the device where gradients are. Collective."""
+        """Returns what exchanges that layout, over all ranks, with the residuals that there are, made or
+        changed if need be. op: one of lib.OPS. queue: of the device where gradients are. Collective."""
+        model = self.model
+        if model is None or not model.is_alike(levels, layout, dtype, op, queue):
+            return self._open_model(levels, layout, dtype, op, rests, queue)
+        if model.layout is not layout:
+            model.follow(layout)
+        return model
+
+    def _open_model(
+        self,
+        levels: Levels,
+        layout: layouts.Layout,
+        dtype: torch.dtype,
+        op: str,
+        rests: bool,
+        queue: ctypes.c_void_p | None,
+    ) -> UnitModel:
         try:
             self.close()
         except Error as problem:
@@ -425,7 +436,7 @@ class Unit:
         if levels.within is not None and are_chunks:
             n_owners = levels.per_host if layout.all_reduce else levels.world_size
             held = range(levels.place, n_owners, levels.per_host)
-        self.model = UnitModel(self.name, levels, layout, dtype, op, follower, rests, held, queue)
+        self.model = UnitModel(self.name, levels, layout, dtype, op, self.follower, rests, held, queue)
         self.model.set_residuals_on_the_wire(self._stowed)
         self._stowed = {}
         return self.model
@@ -543,7 +554,7 @@ class Unit:
         self._layout = self._key = None
 
     def close(self) -> None:
-        """Keeps the residuals for the reducers that a later reduce() makes, or the model of open_model()."""
+        """Keeps the residuals for the reducers that a later reduce() makes, or the model of model_of()."""
         self._close_model()
         try:
             self._stow(self._exchanges)

@@ -33,7 +33,7 @@ class UnknownLayouts:
                 layout = layouts.bucket(parameters, world_size)
             else:
                 layout = layouts.cut(parameters, [0], n_elems, world_size)
-            self._dense[key] = Unit(unit.name, unit.options), layout
+            self._dense[key] = Unit(unit.name, unit.follower), layout
         return self._dense[key]
 
     def units(self) -> Iterable[Unit]:

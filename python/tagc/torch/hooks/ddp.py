@@ -23,8 +23,8 @@ from tagc._library import Error
 from tagc.torch.exchange import internals, staging
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.hosts import Hosts
-from tagc.torch.exchange.interfaces import ExchangeOptions, Expected, Kinds, Place, place_of
-from tagc.torch.exchange.model import stowable
+from tagc.torch.exchange.interfaces import Expected, Kinds, Place, place_of
+from tagc.torch.exchange.model import Follower, stowable
 from tagc.torch.exchange.reducer import Way
 from tagc.torch.exchange.unit import DTYPES, Stats, Unit
 from tagc.torch.handle import Compressed
@@ -39,8 +39,8 @@ UNIT = "buckets"
 class Buckets:
     """Units of buckets, which share no parameter."""
 
-    def __init__(self, name: str, exchange_options: ExchangeOptions) -> None:
-        self.name, self.options = name, exchange_options
+    def __init__(self, name: str, follower: Follower) -> None:
+        self.name, self.follower = name, follower
         self._units: dict[tuple[str, ...], Unit] = {}  # by names of a bucket's parameters, in order
         self._stowed: dict[str, torch.Tensor] = {}  # residuals of parameters in no unit, in wire order
 
@@ -58,7 +58,7 @@ class Buckets:
             unit = self._units.pop(old)
             unit.close()
             self._stowed |= unit.residuals_on_the_wire()
-        new = self._units[names] = Unit(name, self.options)
+        new = self._units[names] = Unit(name, self.follower)
         new.set_residuals_on_the_wire(
             {name: self._stowed.pop(name) for name in names if name in self._stowed}
         )
@@ -115,7 +115,7 @@ class _Bucket:
         layout = laid.layout
         first, n = layout.parameters[0].name, len(layout.parameters) - 1
         self.name = f"bucket {index} ({first}{f' and {n} more' if n else ''})"
-        self.options, self.layout, self.whole, self.rests = buckets.options, *laid, rests
+        self.follower, self.layout, self.whole, self.rests = buckets.follower, *laid, rests
         self._buckets = buckets
 
     def reduce(
@@ -310,7 +310,7 @@ class State:
         passes, group = handle.passes, handle.wrapper.groups()[0]
         try:
             bucket = self._find(handle, index, tensors)
-            if not passes.goes_by_model(bucket, group, source):
+            if not passes.can_begin(bucket, group, source):
                 return None
             if backward.is_given_up:
                 return _done(_spoilt(source))
@@ -373,8 +373,11 @@ def _elems_of(layout: layouts.Layout) -> int:
 
 
 def _exchange(handle: Compressed, bucket: _Bucket, source: torch.Tensor, result: torch.Tensor) -> None:
-    op, find_layout = _wrapper_of(handle).op, functools.partial(_fitting, bucket.layout, source)
-    handle.passes.exchange(bucket, handle.wrapper.groups()[0], source, result, op, find_layout, waits=False)
+    def find_layout(is_whole: bool) -> layouts.Layout:
+        return _fitting(bucket.whole if is_whole else bucket.layout, source)
+
+    group, op = handle.wrapper.groups()[0], _wrapper_of(handle).op
+    handle.passes.exchange(bucket, group, source, result, op, find_layout, waits=False, agrees=True)
 
 
 def _fitting(layout: layouts.Layout, source: torch.Tensor) -> layouts.Layout:

@@ -226,17 +226,13 @@ class ReduceScatter(waits.FsdpComm):
         async_op: bool = False,
     ) -> None:
         passes, hosts = self._handle.passes, self._handle.wrapper.hosts(group)
-        what = self._unit, group, input_tensor, output_tensor, op
-        by_model = passes.goes_by_model(self._unit, group, input_tensor)
-        find_layout = functools.partial(self._module.layout, input_tensor.numel(), hosts, by_model)
-        if by_model:
-            # torch divides what comes with another op
-            may_last = op == dist.ReduceOp.AVG and input_tensor.device.type == "cpu"
-            may_last = may_last and not self._module.group.reads_sums_at_once(output_tensor.dtype)
-            may_last = may_last and not self._is_watched()
-            passes.exchange_by_model(*what, find_layout, may_last, self._waits())
-        else:
-            passes.exchange(*what, find_layout, waits=self._waits())
+        find_layout = functools.partial(self._module.layout, input_tensor.numel(), hosts)
+        # torch divides what comes with another op
+        may_last = op == dist.ReduceOp.AVG and input_tensor.device.type == "cpu"
+        may_last = may_last and not self._module.group.reads_sums_at_once(output_tensor.dtype)
+        may_last = may_last and not self._is_watched()
+        what = self._unit, group, input_tensor, output_tensor, op, find_layout
+        passes.exchange(*what, waits=self._waits(), may_last=may_last)
 
     def _is_watched(self) -> bool:
         """Returns whether a hook of the user's may read gradients while the backward pass goes on."""
@@ -311,17 +307,11 @@ class AllReduce:
         # of reduce-scatters. Where it casts the sums, it frees this one in that stream's order, while the
         # current stream still has work on it: follow() keeps it.
         stream = self._module.group.reduce_scatter_stream if is_behind else None
-        passes, what = self._handle.passes, (self._unit, self._group, reduce_output, reduce_output, op)
-        by_model = passes.goes_by_model(self._unit, self._group, reduce_output)
-        find_layout = functools.partial(
-            self._module.shard_layout, reduce_output.numel(), self._hosts, by_model
-        )
+        find_layout = functools.partial(self._module.shard_layout, reduce_output.numel(), self._hosts)
+        what = self._unit, self._group, reduce_output, reduce_output, op, find_layout
         with runners.behind(stream) if is_behind else contextlib.nullcontext():
             until = staging.FOR_INPUT if is_behind else staging.FOR_RESULT
-            if by_model:
-                passes.exchange_by_model(*what, find_layout, waits=until)
-            else:
-                passes.exchange(*what, find_layout, waits=until)
+            self._handle.passes.exchange(*what, waits=until)
         runners.follow(reduce_output)
 
 

@@ -131,10 +131,11 @@ class Schedule:
         if dtype == torch.bfloat16:
             options.formats.dense = lib.FORMATS["bf16"]
         options.formats.residual = self._options.stored().get("residual", -1)
-        options.schedule.follows = self._handle
         numbers = (ctypes.c_uint32 * len(parameters))(*(self._numbers.get(p.name, 0) for p in parameters))
-        options.schedule.numbers = numbers
         kinds = {p.name: p.kind if self._options.is_scheduled(p.kind) else "dense" for p in parameters}
+        # keys without names have no levels, and are none of its parameters
+        if all(kinds[p.name] == "dense" or p.name in self._numbers for p in parameters):
+            options.schedule.follows, options.schedule.numbers = self._handle, numbers
         return options, kinds, (fields, numbers)
 
     def has_levels(self, kind: str) -> bool:
