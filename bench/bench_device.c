@@ -1,4 +1,4 @@
-/* Units with kernels against reducers of the processor, on a machine with a GPU: first that outputs and residuals are the
+/* Models with kernels against models of the processor, on a machine with a GPU: first that outputs and residuals are the
  * same, bit for bit, then what a step takes. Ranks are threads that share the device and exchange through memory, so
  * that what is left is
  * codec and copies. Where there is no device or no libtagc-cuda.so it says so, and ends with 0, or where --required is
@@ -54,8 +54,7 @@ static void fill(float *values, uint64_t n, uint64_t seed) {
 
 typedef struct side {
     gpu_side gpu;
-    gpu_unit unit;
-    tagc_reducer *host;
+    gpu_unit unit, host;
     float *gradient, *output, *expected; /* host memory */
     float *there, *output_there;         /* of the device */
     void *pinned;
@@ -63,17 +62,12 @@ typedef struct side {
 } side;
 
 static void open_side(const job *j, int rank, tagc_comm *comm, side *s) {
-    tagc_reducer_options options;
-    tagc_reducer_options_init(&options);
-    options.residual = TAGC_FORMAT_INT8;
-    options.n_elems = j->n_elems;
-    options.output = j->output;
-    options.n_threads = j->set->n_threads;
-    s->n = (size_t)j->n_elems;
-    s->n_output = j->output == TAGC_OUTPUT_UNIT ? s->n : s->n / (size_t)j->set->world_size;
+    int n_threads = j->set->n_threads;
     gpu_side_open(&s->gpu, j->set->library);
-    expect(tagc_reducer_create(comm, &options, &s->host), "reducer");
-    gpu_unit_open(&s->gpu, comm, &options, &s->unit);
+    gpu_unit_open(NULL, comm, j->n_elems, j->output, n_threads, &s->host);
+    gpu_unit_open(s->gpu.queue, comm, j->n_elems, j->output, n_threads, &s->unit);
+    s->n = (size_t)j->n_elems;
+    s->n_output = (size_t)s->host.n_output;
     s->gradient = take(s->n, sizeof(float), "values");
     s->output = take(s->n, sizeof(float), "values");
     s->expected = take(s->n, sizeof(float), "values");
@@ -91,9 +85,9 @@ static void close_side(side *s) {
     gpu_array_free(&s->gpu, s->there, s->n * sizeof(float));
     gpu_array_free(&s->gpu, s->output_there, s->n_output * sizeof(float));
     if (s->pinned) s->gpu.device->runtime.FreeHost(s->pinned);
-    tagc_reducer_destroy(s->host);
+    tagc_model_destroy(s->host.model);
     gpu_side_stop(&s->gpu);
-    gpu_unit_close(&s->unit);
+    tagc_model_destroy(s->unit.model);
     gpu_side_close(&s->gpu);
     tagc_memory_destroy(s->gradient);
     tagc_memory_destroy(s->output);
@@ -117,36 +111,36 @@ static double time_copies(side *s) {
 static double time_host(job *j, const side *s) {
     pthread_barrier_wait(&j->barrier);
     double begin = tagc_clock_s();
-    expect(tagc_reducer_run(s->host, s->gradient, s->n, s->expected, s->n_output, NULL), "step");
+    gpu_unit_begin(&s->host, s->gradient, s->expected, NULL, 0);
+    expect(tagc_model_end(s->host.model, 0, NULL), "step");
     pthread_barrier_wait(&j->barrier); /* the slowest rank's */
     return tagc_clock_s() - begin;
 }
 
-static double time_device(job *j, side *s, tagc_reducer_stats *stats) {
-    tagc_unit_step step = {.words = {1 << 8}, .text = "", .stats = stats};
-    uint64_t ticket;
-    int is_over;
+static double time_device(job *j, const side *s, tagc_model_stats *stats) {
     pthread_barrier_wait(&j->barrier);
     double begin = tagc_clock_s();
     const gpu_side *gpu = &s->gpu;
-    expect(tagc_unit_enqueue(s->unit.unit, &step, s->there, s->n, s->output_there, s->n_output, gpu->stream,
-                             TAGC_WAITS_FOR_RESULT, &ticket),
-           "step");
+    gpu_unit_begin(&s->unit, s->there, s->output_there, gpu->stream, TAGC_WAITS_FOR_RESULT);
     expect(tagc_device_check(gpu->device, gpu->device->runtime.StreamSynchronize(gpu->stream), "waiting"),
            "step");
-    expect(tagc_queue_wait(gpu->queue, ticket, 0, &is_over), "step");
+    expect(tagc_model_end(s->unit.model, 0, stats), "step");
     pthread_barrier_wait(&j->barrier);
     return tagc_clock_s() - begin;
 }
 
-static int n_different(side *s) {
-    uint64_t n = tagc_reducer_residual_elems(s->host);
+static void get_residual(const gpu_unit *u, float *values) {
+    const tagc_piece piece = {0, 0, u->n_elems, values};
+    expect(tagc_model_get_residual(u->model, 0, &piece, 1), "residual");
+}
+
+static int n_different(const side *s) {
     expect(tagc_kernels_read(s->gpu.kernels, s->output, s->output_there, s->n_output * sizeof(float)),
            "output");
     int different = memcmp(s->output, s->expected, s->n_output * sizeof(float)) != 0;
-    expect(tagc_reducer_get_residual(s->host, s->expected, n), "residual");
-    expect(tagc_reducer_get_residual(s->unit.reducer, s->output, n), "residual");
-    return different + (memcmp(s->output, s->expected, (size_t)n * sizeof(float)) != 0);
+    get_residual(&s->host, s->expected);
+    get_residual(&s->unit, s->output);
+    return different + (memcmp(s->output, s->expected, s->n * sizeof(float)) != 0);
 }
 
 static void *rank_main(void *arg) {
@@ -154,8 +148,8 @@ static void *rank_main(void *arg) {
     job *j = own->job;
     tagc_comm *comm;
     side s = {0};
-    tagc_reducer_stats stats;
-    tagc_reducer_stats_init(&stats);
+    tagc_model_stats stats;
+    tagc_model_stats_init(&stats);
     expect(tagc_comm_create_local(j->group, own->rank, NULL, &comm), "comm");
     open_side(j, own->rank, comm, &s);
     for (int step = 0; step < j->set->n_steps; step++) {
@@ -173,7 +167,7 @@ static void *rank_main(void *arg) {
     }
     if (own->rank == 0) {
         j->n_device_bytes = tagc_kernels_bytes(s.gpu.kernels) - (s.n + s.n_output) * sizeof(float);
-        for (int leg = 0; leg < TAGC_N_LEGS; leg++) j->n_sent += stats.n_bytes_sent[leg];
+        j->n_sent = stats.n_bytes_sent;
     }
     close_side(&s);
     tagc_comm_destroy(comm);

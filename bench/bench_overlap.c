@@ -79,12 +79,9 @@ typedef struct rank_state {
 
 static void open_rank(rank_state *s, tagc_comm *comm) {
     const setting *set = s->job->set;
-    tagc_reducer_options options;
-    tagc_reducer_options_init(&options);
-    options.residual = TAGC_FORMAT_INT8;
-    options.n_elems = set->n_elems;
     gpu_side_open(&s->gpu, set->library);
-    for (int u = 0; u < set->n_units; u++) gpu_unit_open(&s->gpu, comm, &options, &s->units[u]);
+    for (int u = 0; u < set->n_units; u++)
+        gpu_unit_open(s->gpu.queue, comm, set->n_elems, TAGC_OUTPUT_SHARD, 1, &s->units[u]);
     float *values = take(set->n_elems, sizeof *values, "values");
     for (uint64_t i = 0, x = (uint64_t)s->rank + 1; i < set->n_elems; i++) {
         x = x * 6364136223846793005u + 1442695040888963407u;
@@ -101,7 +98,7 @@ static void close_rank(rank_state *s) {
     gpu_array_free(&s->gpu, s->input, s->job->set->n_elems * sizeof(float));
     gpu_array_free(&s->gpu, s->output, s->units[0].n_output * sizeof(float));
     gpu_side_stop(&s->gpu);
-    for (int u = 0; u < s->job->set->n_units; u++) gpu_unit_close(&s->units[u]);
+    for (int u = 0; u < s->job->set->n_units; u++) tagc_model_destroy(s->units[u].model);
     gpu_side_close(&s->gpu);
 }
 
@@ -111,18 +108,12 @@ static void synchronize(const rank_state *s) {
         "a step");
 }
 
-static uint64_t enqueue(rank_state *s, int u, tagc_unit_step *step, int waits) {
-    const gpu_unit *unit = &s->units[u];
-    uint64_t ticket;
-    expect(tagc_unit_enqueue(unit->unit, step, s->input, unit->n_elems, s->output, unit->n_output,
-                             s->gpu.stream, waits, &ticket),
-           "a step");
-    return ticket;
+static void begin(const rank_state *s, int u, int waits) {
+    gpu_unit_begin(&s->units[u], s->input, s->output, s->gpu.stream, waits);
 }
 
-static void wait_for(const rank_state *s, uint64_t ticket) {
-    int is_over;
-    expect(tagc_queue_wait(s->gpu.queue, ticket, 0, &is_over), "an exchange");
+static void end(const rank_state *s, int u) {
+    expect(tagc_model_end(s->units[u].model, 0, NULL), "an exchange");
 }
 
 /* ---- latency by stage ---- */
@@ -137,20 +128,17 @@ static const char *const stages[N_STAGES] = {"the call",
 
 /* In ms, of one exchange. */
 static void time_stages(rank_state *s, double ms[N_STAGES]) {
-    tagc_reducer_stats stats;
-    tagc_reducer_stats_init(&stats);
-    tagc_unit_step step = {.words = {1 << 8}, .text = "", .stats = &stats};
     s->marked.first_s = 0;
     pthread_barrier_wait(&s->job->barrier);
-    double begin = tagc_clock_s();
-    uint64_t ticket = enqueue(s, 0, &step, TAGC_WAITS_FOR_RESULT);
+    double start = tagc_clock_s();
+    begin(s, 0, TAGC_WAITS_FOR_RESULT);
     double called = tagc_clock_s();
-    wait_for(s, ticket);
+    end(s, 0);
     double over = tagc_clock_s();
     synchronize(s);
     double all = tagc_clock_s(), first = s->marked.first_s, last = s->marked.last_s;
-    const double found[N_STAGES] = {called - begin, first - called, last - first,
-                                    over - last,    all - over,     all - begin};
+    const double found[N_STAGES] = {called - start, first - called, last - first,
+                                    over - last,    all - over,     all - start};
     for (int i = 0; i < N_STAGES; i++) ms[i] = 1e3 * found[i];
     pthread_barrier_wait(&s->job->barrier);
 }
@@ -178,14 +166,9 @@ static void show_stages(rank_state *s) {
 /* Seconds of a pass, all ranks together. */
 static double time_pass(rank_state *s, pass what) {
     const setting *set = s->job->set;
-    tagc_reducer_stats stats[MAX_UNITS];
-    tagc_unit_step steps[MAX_UNITS];
-    uint64_t ticket = 0;
     pthread_barrier_wait(&s->job->barrier);
-    double begin = tagc_clock_s();
+    double start = tagc_clock_s();
     for (int u = 0; u < set->n_units; u++) {
-        tagc_reducer_stats_init(&stats[u]);
-        steps[u] = (tagc_unit_step){.words = {1 << 8}, .text = "", .stats = &stats[u]};
         if (what & COMPUTES)
             expect(tagc_device_check(
                        s->gpu.device,
@@ -193,13 +176,12 @@ static double time_pass(rank_state *s, pass what) {
                        "a launch"),
                    "computing");
         int is_last = u + 1 == set->n_units;
-        if (what & EXCHANGES)
-            ticket = enqueue(s, u, &steps[u], is_last ? TAGC_WAITS_FOR_RESULT : TAGC_WAITS_FOR_INPUT);
+        if (what & EXCHANGES) begin(s, u, is_last ? TAGC_WAITS_FOR_RESULT : TAGC_WAITS_FOR_INPUT);
     }
-    if (what & EXCHANGES) wait_for(s, ticket);
+    for (int u = 0; u < set->n_units && (what & EXCHANGES); u++) end(s, u);
     synchronize(s);
     pthread_barrier_wait(&s->job->barrier);
-    return tagc_clock_s() - begin;
+    return tagc_clock_s() - start;
 }
 
 static double median_of(rank_state *s, pass what) {

@@ -1,8 +1,7 @@
-/* One rank's unit with kernels, its queue and the thread that exchanges: for benches of ranks that are threads and share a device. */
+/* One rank's models with kernels, its queue and the thread that exchanges: for benches of ranks that are threads and share a device. */
 #ifndef TAGC_BENCH_GPU_SIDE_H
 #define TAGC_BENCH_GPU_SIDE_H
 
-#include "exchange/reducer.h"
 #include "gpu/kernels.h"
 
 #include <pthread.h>
@@ -27,11 +26,10 @@ typedef struct gpu_side {
     void *stream;     /* the caller's */
 } gpu_side;
 
+/* One tensor, of which 2 bits of the largest 5 % of its values are sent. */
 typedef struct gpu_unit {
-    tagc_store *store;
-    tagc_reducer *reducer;
-    tagc_unit *unit;
-    uint64_t n_elems, n_output;
+    tagc_model *model;
+    uint64_t n_elems, first, n_output; /* of the sums: elements [first, first + n_output) */
 } gpu_unit;
 
 static inline void *gpu_side_main(void *queue) {
@@ -39,7 +37,7 @@ static inline void *gpu_side_main(void *queue) {
     const void *input;
     void *output;
     tagc_queue_next(queue, &number, &tag, &input,
-                    &output); /* returns when the queue is closed: there are only units */
+                    &output); /* returns when the queue is closed: there are only models */
     return NULL;
 }
 
@@ -55,41 +53,40 @@ static inline void gpu_side_open(gpu_side *s, const char *library) {
     if (pthread_create(&s->thread, NULL, gpu_side_main, s->queue)) fail("threads");
 }
 
-/* Collective. */
-static inline void gpu_unit_open(const gpu_side *s, tagc_comm *comm, const tagc_reducer_options *options,
-                                 gpu_unit *u) {
-    u->n_elems = options->n_elems;
-    u->n_output =
-        options->output == TAGC_OUTPUT_UNIT ? u->n_elems : u->n_elems / (uint64_t)tagc_comm_world_size(comm);
-    tagc_run whole = {0, 0, u->n_elems}, sums = {0, 0, u->n_output};
-    expect(tagc_store_create(s->queue, &u->store), "store");
-    expect(tagc_reducer_create_in(u->store, comm, options, &u->reducer), "reducer with kernels");
-    tagc_unit_part part = {u->reducer, u->n_elems, u->n_output, &whole, 1, &sums, 1};
-    tagc_unit_options of = {.struct_bytes = sizeof of,
-                            .what = "gradients",
-                            .factor = 1,
-                            .n_parts = 1,
-                            .parts = &part,
-                            .n_input = u->n_elems,
-                            .n_output = u->n_output,
-                            .n_comms = 1,
-                            .comms = {comm}};
-    expect(tagc_unit_create(s->queue, &of, &u->unit), "unit");
+/* Collective. queue: NULL: arrays are the host's. */
+static inline void gpu_unit_open(tagc_queue *queue, tagc_comm *comm, uint64_t n_elems, int output,
+                                 int n_threads, gpu_unit *u) {
+    const tagc_tensor tensor = {"values", &n_elems, 1, 0, TAGC_CLASS_COMPRESSED};
+    tagc_schedule_options schedule;
+    tagc_model_options options;
+    tagc_schedule_options_init(&schedule);
+    schedule.gentle = 0;
+    tagc_model_options_init(&options);
+    options.schedule.options = &schedule;
+    options.layout.output = output;
+    options.n_threads = n_threads;
+    expect(queue ? tagc_model_create_on(queue, NULL, comm, &tensor, 1, &options, &u->model)
+                 : tagc_model_create(NULL, comm, &tensor, 1, &options, &u->model),
+           "model");
+    u->n_elems = n_elems;
+    expect(tagc_model_owned(u->model, tagc_comm_rank(comm), 0, &u->first, &u->n_output), "model");
 }
 
-static inline void gpu_unit_close(gpu_unit *u) {
-    tagc_unit_destroy(u->unit);
-    tagc_reducer_destroy(u->reducer);
-    tagc_store_destroy(u->store);
+/* The sums go to `output` (n_output,), on a device where there is a stream. */
+static inline void gpu_unit_begin(const gpu_unit *u, void *input, void *output, void *stream, int waits) {
+    const tagc_piece given = {0, 0, u->n_elems, input}, wanted = {0, u->first, u->n_output, output};
+    expect(stream ? tagc_model_begin_on(u->model, 0, &given, 1, &wanted, 1, stream, waits)
+                  : tagc_model_begin(u->model, 0, &given, 1, &wanted, 1),
+           "an exchange");
 }
 
-/* Ends the thread; units are closed after this. */
+/* Ends the thread; models are destroyed after this. */
 static inline void gpu_side_stop(gpu_side *s) {
     tagc_queue_close(s->queue);
     pthread_join(s->thread, NULL);
 }
 
-/* After its units. */
+/* After its models. */
 static inline void gpu_side_close(gpu_side *s) {
     tagc_queue_destroy(s->queue);
     s->device->runtime.StreamDestroy(s->stream);

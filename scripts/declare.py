@@ -57,10 +57,7 @@ LIBRARY = Target(
         "ELEMENTS": ("tagc_element", "TAGC_ELEMENT_", False),
         "CUTS": ("tagc_cut", "TAGC_CUT_", False),
     },
-    (
-        "N_LEGS MAX_LEGS N_PHASES MAX_PHASES RESIDUAL_NONE SCHEDULE_SAMPLE N_ALARM_KINDS UNIT_WORDS "
-        "TRANSPORT_ABI"
-    ).split(),
+    ("N_LEGS MAX_LEGS N_PHASES MAX_PHASES RESIDUAL_NONE SCHEDULE_SAMPLE N_ALARM_KINDS TRANSPORT_ABI").split(),
     _HEAD.format(what="include/tagc", library="tagc._library has the functions of libtagc."),
 )
 PLANNER = Target(
@@ -85,9 +82,6 @@ PLANNER = Target(
 # Structs that Python has no use for, of types that it does not know; a tagc_blocks_state is on a device.
 WITHOUT = ("tagc_transport_ops", "tagc_progress", "tagc_mesh_named", "tagc_strategy", "tagc_memory_row",
            "tagc_blocks_state")  # fmt: skip
-# Fields that Python gives as numbers, from torch's tensors.
-ADDRESSES = {("tagc_unit_options", name) for name in ("numbers", "counts", "places")}
-FIELDS = {("tagc_run", "from"): "start", ("tagc_run", "to"): "target"}
 CALLBACKS = "tagc_callback_ops"  # the struct whose functions Python writes
 MORE = {"ReducerStats": ["    n_saturated = 0  # not libtagc's: a unit counts it"]}
 
@@ -174,7 +168,7 @@ class Reader:
             for other in others:
                 _, stars, field, lengths = self.split(f"{base} {other}")
                 found.append((field, self.field_type(name, base, stars, field, lengths)))
-        self.structs[name] = [(FIELDS.get((name, field), field), kind) for field, kind in found]
+        self.structs[name] = found
         wrong = [field for field, _ in self.structs[name] if keyword.iskeyword(field)]
         assert not wrong, f"{name} has fields that Python cannot call so: {wrong}"
 
@@ -224,7 +218,7 @@ class Reader:
         return NUMBERS.get(base, "c_int" if is_enum else "c_void_p" if base.endswith("_fn") else "")
 
     def field_type(self, struct: str, base: str, stars: int, field: str, lengths: list[str]) -> str:
-        kind = "c_void_p" if (struct, field) in ADDRESSES else self.type_of(base, stars)
+        kind = self.type_of(base, stars)
         assert kind, f"{struct}.{field} is of {base}, which has no fields here"
         for length in lengths:
             kind += f" * {length if length.isdigit() else self.numbers[length]}"

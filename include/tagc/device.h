@@ -10,9 +10,7 @@
  *   device   the device and its runtime library, loaded when the process runs; libtagc is built without it
  *   queue    the exchanges of one device: its streams and its buffers of pinned host memory
  *   job      one size of arrays in a queue, which the caller's thread exchanges
- *   unit     several reducers' exchange in a queue, which the queue runs by itself
- *   store    where the reducers of a unit with kernels keep their residuals
- *   kernels  the codec on the device. Reducers and gatherers with kernels need no queue.
+ *   kernels  the codec on the device. Gatherers with kernels need no queue.
  *
  * A queue exchanges device arrays with a reducer that computes on the processor. tagc_job_enqueue puts four pieces of
  * work into streams and returns: copy the input to the host, write a flag, wait for another flag, copy the result back.
@@ -67,11 +65,11 @@ typedef struct tagc_kernels tagc_kernels;
  * can be copied to the host, one exchanged and one copied back at the same time. */
 TAGC_API tagc_status tagc_queue_create(tagc_device *device, int n_buffers, tagc_queue **out);
 
-/* Creates one that can exchange units whose reducers have these kernels. Destroy it before you close them. */
+/* Creates one whose models have these kernels. Destroy it before you close them. */
 TAGC_API tagc_status tagc_queue_create_on(tagc_kernels *kernels, int n_buffers, tagc_queue **out);
 
 /* Waits until the input of the next exchange is in host memory. Exchanges come in the order in which they were enqueued.
- * Those of units it runs and finishes itself; for the next one of a job it returns. Only one thread at a time may call it.
+ * Those of models it runs and finishes itself; for the next one of a job it returns. Only one thread at a time may call it.
  *
  * *ticket is the number of the exchange, or 0 if the queue is closed; then nothing else is written. *tag is the tag of
  * its job. *input and *output are its pinned memory, which this thread may use until _finish. If the device failed,
@@ -128,7 +126,7 @@ typedef enum tagc_waits {
 
 /* Enqueues the exchange of `input` (n_bytes_in) into `output` (n_bytes_out), of the job's sizes. Both are in the device's memory and
  * may be the same array. The exchange starts after the work that `stream` has so far. waits: tagc_waits. With _FOR_RESULT, in the order
- * of that stream the arrays may be freed or used again after the call; with _FOR_INPUT the input may, unless the exchange is a unit's
+ * of that stream the arrays may be freed or used again after the call; with _FOR_INPUT the input may, unless the exchange is a model's
  * that returns whole sums to another array. Else they must stay valid and unchanged until tagc_queue_stream() has done its work.
  *
  * Returns at once, except that it waits, as tagc_queue_wait does, while 1024 exchanges are in progress. If the exchange cannot be started, there
@@ -138,107 +136,6 @@ TAGC_API tagc_status tagc_job_enqueue(tagc_job *job, const void *input, size_t n
                                       size_t n_bytes_out, void *stream, int waits, uint64_t *ticket);
 
 TAGC_API void tagc_job_destroy(tagc_job *job);
-
-/* ---- unit ---- */
-
-/* One gradient that several reducers exchange. tagc_queue_next runs it by itself: first all ranks agree, then the reducers
- * run. No code of the caller's, and so none of its locks, is between the copies.
- *
- * If reducers have kernels, the gradient stays on the device: _enqueue launches them, and only bodies are copied. While one unit's
- * bodies are on their way, the device encodes those of the next. Gradients of reducers without kernels, in the same unit, are
- * copied. */
-typedef struct tagc_unit tagc_unit;
-
-/* `length` elements, from number `from` of one array to number `to` of another. */
-typedef struct tagc_run {
-    uint64_t from, to, length;
-} tagc_run;
-
-/* One reducer of a unit, which outlives it. It has no kernels, or was made by tagc_reducer_create_in; these are all in one store of
- * this queue. After tagc_reducer_change or _set_sparsity of one with kernels, make the unit anew. */
-typedef struct tagc_unit_part {
-    tagc_reducer *reducer;
-    /* Elements of its gradient and of its output, as in tagc_reducer_begin. */
-    uint64_t n_gradient, n_output;
-    /* Which elements of the unit's input its gradient gets, in the order of the gradient. The rest of the gradient is 0. */
-    const tagc_run *packs;
-    uint64_t n_packs;
-    /* Which elements of its output the unit's output gets. */
-    const tagc_run *unpacks;
-    uint64_t n_unpacks;
-} tagc_unit_part;
-
-/* All arrays are copied. */
-typedef struct tagc_unit_options {
-    size_t struct_bytes;
-    /* For messages, at most 255 bytes. */
-    const char *what;
-    /* tagc_element. */
-    int element;
-    /* 1: elements of the output that no part has become 0. */
-    int has_gaps;
-    /* The sums are multiplied by it. */
-    float factor;
-    uint32_t n_parts;
-    const tagc_unit_part *parts;
-    /* Elements of input and output. */
-    uint64_t n_input, n_output;
-    /* [1, 2]. The ranks agree over each comm in turn, and exchange over that of the reducers. */
-    uint32_t n_comms;
-    tagc_comm *comms[2];
-    /* Parameters whose samples the schedule gets: their numbers, the samples of each, and where the input has all of these. */
-    uint32_t n_sampled;
-    tagc_schedule *schedule;
-    const uint32_t *numbers, *counts;
-    const uint64_t *places;
-} tagc_unit_options;
-
-/* What one exchange has of its own, and what came of it. The caller owns it, and what it points to, until the exchange is
- * finished. */
-enum { TAGC_UNIT_WORDS = 8 };
-typedef struct tagc_unit_step {
-    /* What all ranks must have alike, but for the last word. The lowest byte of the first is the rank's status. */
-    int64_t words[TAGC_UNIT_WORDS];
-    /* What this rank has, for a message if ranks differ. */
-    const char *text;
-    /* Of this exchange, from which the rounding of residuals derives; 0: the reducers count. */
-    uint64_t number;
-    /* 1: the ranks have agreed on this exchange already, all of them. If it then fails here, the comm is aborted. */
-    int has_agreed;
-    /* Work memory, fp32, of at least the sizes that tagc_unit_work gives. Exchanges of a queue may share it: they run one after
-     * the other. */
-    float *gradients, *outputs;
-    uint64_t n_gradients, n_outputs;
-
-    /* Written. status, why: how it ended. is_agreed: whether all ranks went on to exchange. */
-    tagc_status status;
-    int is_agreed;
-    double agree_s, exchange_s;
-    char why[512];
-    /* (n_parts); the caller has called tagc_reducer_stats_init on each. */
-    tagc_reducer_stats *stats;
-    /* Of the parameters whose windows are full now: their numbers (n_sampled), and what tagc_schedule_take gives. squares
-     * (n_parts, 2) are the squared norms of each part's residual and gradient, written if n_full is not 0. */
-    uint32_t n_full;
-    uint32_t *full;
-    tagc_schedule_sums *sums;
-    double *squares;
-} tagc_unit_step;
-
-/* The first call for a larger unit than before waits for all enqueued exchanges, as tagc_job_create does. */
-TAGC_API tagc_status tagc_unit_create(tagc_queue *queue, const tagc_unit_options *options, tagc_unit **out);
-
-/* Writes the sizes of a step's work memory, in floats. */
-TAGC_API void tagc_unit_work(const tagc_unit *unit, uint64_t *n_gradients, uint64_t *n_outputs);
-
-/* tagc_job_enqueue for a unit, whose sizes are in elements. After an exchange of the queue has failed, and until tagc_queue_forgive, the
- * ranks only tell each other about it. A failed exchange gives NaN. */
-TAGC_API tagc_status tagc_unit_enqueue(tagc_unit *unit, tagc_unit_step *step, const void *input,
-                                       uint64_t n_input, void *output, uint64_t n_output, void *stream,
-                                       int waits, uint64_t *ticket);
-
-/* All its exchanges must be finished. */
-TAGC_API void tagc_unit_destroy(tagc_unit *unit);
 
 /* ---- model ---- */
 
@@ -261,7 +158,7 @@ TAGC_API tagc_status tagc_model_prepare_on(tagc_model *model, uint32_t unit, con
  * tagc_job_enqueue, where it says how long arrays must stay. The lists need not stay.
  *
  * Returns at once, unless 1024 exchanges are in progress, or pieces have not the distances that they had before: then it waits for all
- * exchanges. Failures are told by _end, which waits for the exchange and not for the device. If it fails, sums become NaN, but for those
+ * exchanges. With kernels and options.rests it waits for them, too, and for the work of `stream`. Failures are told by _end, which waits for the exchange and not for the device. If it fails, sums become NaN, but for those
  * of wrong arguments. */
 TAGC_API tagc_status tagc_model_begin_on(tagc_model *model, uint32_t unit, const tagc_piece *gradients,
                                          size_t n_gradients, const tagc_piece *sums, size_t n_sums,
@@ -274,37 +171,13 @@ TAGC_API tagc_status tagc_model_begin_on(tagc_model *model, uint32_t unit, const
  * library is missing or belongs to another version. */
 TAGC_API tagc_status tagc_kernels_open(tagc_device *device, tagc_kernels **out);
 
-/* What the reducers of one unit keep on the device: their residuals. A step writes the next residuals into a spare; all stores of a
- * queue that are of one size share `n_buffers` of these. So when reducers are replaced by others that have the same values together,
- * as the schedule splits and joins parts, the device allocates nothing.
- *
- * A store grows when a reducer is made in it; never in a step. Destroy it after its reducers and before its queue. Only one thread at a
- * time may call these functions, with nothing under way in the queue. */
-typedef struct tagc_store tagc_store;
-TAGC_API tagc_status tagc_store_create(tagc_queue *queue, tagc_store **out);
-/* Reducers of these options (n) will be in it, all at the same time: when it next grows, it has room for them. Local. */
-TAGC_API tagc_status tagc_store_expect(tagc_store *store, const tagc_comm *comm,
-                                       const tagc_reducer_options *options, uint32_t n);
-TAGC_API void tagc_store_destroy(tagc_store *store);
-
-/* Collective, with all functions that make reducers. A reducer of a unit, whose exchanges are its only steps: gradient, output and
- * residual are in the device's memory. The device selects, encodes, decodes and adds; only encoded bodies go through the host. Messages
- * and results are bit for bit those of other reducers, so ranks with and without kernels can take part in one exchange. Functions of the
- * residual take host memory. TAGC_ERR_UNSUPPORTED on all ranks unless the exchange is direct. */
-TAGC_API tagc_status tagc_reducer_create_in(tagc_store *store, tagc_comm *comm,
-                                            const tagc_reducer_options *options, tagc_reducer **out);
-/* Local. Makes one that has no residual and no steps. A unit of such probes takes the memory that a unit of such reducers will
- * need, which stays with the queue and the store; then destroy both. */
-TAGC_API tagc_status tagc_reducer_probe_in(tagc_store *store, tagc_comm *comm,
-                                           const tagc_reducer_options *options, tagc_reducer **out);
-
 /* Collective. A gatherer of deltas whose `shard` and `full` are in the device's memory. Whole parameters and checksums go
  * through the host; for deltas only encoded bodies do. TAGC_ERR_UNSUPPORTED on all ranks unless `delta` is 1 and `full_format`
  * BF16. */
 TAGC_API tagc_status tagc_gatherer_create_on(tagc_kernels *kernels, tagc_comm *comm,
                                              const tagc_gatherer_options *options, tagc_gatherer **out);
 
-/* Returns the bytes of device memory that the kernels and their reducers and gatherers hold. */
+/* Returns the bytes of device memory that the kernels and their models and gatherers hold. */
 TAGC_API uint64_t tagc_kernels_bytes(tagc_kernels *kernels);
 /* And of pinned host memory. */
 TAGC_API uint64_t tagc_kernels_pinned_bytes(tagc_kernels *kernels);
@@ -334,7 +207,7 @@ TAGC_API tagc_status tagc_blocks_decode_on(tagc_kernels *kernels, const tagc_blo
                                            uint64_t n_elems, uint64_t number, tagc_blocks_state *state,
                                            void *stream);
 
-/* Destroy its reducers and gatherers first. */
+/* Destroy its models and gatherers first. */
 TAGC_API void tagc_kernels_close(tagc_kernels *kernels);
 
 #ifdef __cplusplus

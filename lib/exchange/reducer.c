@@ -560,7 +560,7 @@ static tagc_status begin(tagc_reducer *r, const void *gradient, float *output, i
 static tagc_status check_begins(const tagc_reducer *r) {
     if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
     if (r->runner && r->runner->is_ahead)
-        return tagc_fail(TAGC_ERR_STATE, "this reducer's steps are those of its unit (tagc_unit_enqueue)");
+        return tagc_fail(TAGC_ERR_STATE, "this reducer's steps are those of its model (tagc_model_begin_on)");
     if (r->now.begun)
         return tagc_fail(TAGC_ERR_STATE, "begin after begin: a step is under way, end it first");
     return tagc_comm_check_open(r->comm);

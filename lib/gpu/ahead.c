@@ -174,13 +174,11 @@ static float *own_sums(const tagc_ahead *a, int b) {
     return a->steps[b].output + (returns_sums(a) ? (size_t)own_rank(a) * a->reducer->shard : 0);
 }
 
-tagc_status tagc_ahead_put_out(tagc_ahead *a, int b, const gpu_room *room, uint64_t number, int is_idle,
+tagc_status tagc_ahead_put_out(tagc_ahead *a, int b, const gpu_room *room, uint64_t number,
                                const void *gradient, float *output) {
     void *stream = a->queue->out;
     int n = n_fragments(a);
-    if (is_idle) a->n_steps = a->reducer->n_steps;
-    a->n_steps = number ? number : a->n_steps + 1;
-    a->steps[b].number = a->n_steps;
+    a->steps[b].number = number;
     a->steps[b].gradient = gradient;
     a->steps[b].output = output;
     for (int t = 0; t < n; t++) {
@@ -270,7 +268,7 @@ tagc_status tagc_ahead_begin(tagc_ahead *a, uint64_t number, const gpu_room *roo
     a->room = *room;
     a->has_bodies = 0;
     direct_of(a)->ahead = a;
-    if (number) TAGC_TRY(tagc_reducer_set_steps(a->reducer, number - 1));
+    TAGC_TRY(tagc_reducer_set_steps(a->reducer, number - 1));
     return tagc_reducer_begin_ahead(a->reducer, room->there.head, NULL, TAGC_OK, "");
 }
 
@@ -402,20 +400,12 @@ static const tagc_runner runner = {.name = "kernels",
                                    .encode_sums = take_sums,
                                    .decode_sums = give_sums};
 
-static tagc_status check(const tagc_store *store, const tagc_comm *comm, tagc_reducer **out) {
-    if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
-    *out = NULL;
-    return comm && store ? TAGC_OK : tagc_fail(TAGC_ERR_ARGUMENT, "%s is NULL", comm ? "store" : "comm");
-}
-
 tagc_status tagc_reducer_create_in(tagc_store *store, tagc_comm *comm, const tagc_reducer_options *options,
                                    tagc_reducer **out) {
-    TAGC_TRY(check(store, comm, out));
     return tagc_reducer_make(&store->arrays, &runner, comm, options, out);
 }
 
 tagc_status tagc_reducer_probe_in(tagc_store *store, tagc_comm *comm, const tagc_reducer_options *options,
                                   tagc_reducer **out) {
-    TAGC_TRY(check(store, comm, out));
     return tagc_reducer_make_alone(&store->of_probes, &runner, comm, options, out);
 }

@@ -30,7 +30,6 @@ typedef struct tagc_ahead {
      * stride) |. */
     size_t at_results, at_sums, head_bytes, stride, n_bytes;
 
-    uint64_t n_steps; /* enqueued */
     /* The thread of the hooks' alone. Of the step that has a buffer: its number, and its arrays on the device. */
     struct {
         uint64_t number;
@@ -42,6 +41,15 @@ typedef struct tagc_ahead {
     gpu_room room;
     int has_bodies;
 } tagc_ahead;
+
+/* Collective. A direct reducer whose steps are those of a model's unit: gradient, output and residual are in the device's memory. Functions
+ * of the residual take host memory. TAGC_ERR_UNSUPPORTED on all ranks unless the exchange is direct. */
+tagc_status tagc_reducer_create_in(tagc_store *store, tagc_comm *comm, const tagc_reducer_options *options,
+                                   tagc_reducer **out);
+/* Local. Makes one that has no residual and no steps. A unit of such probes takes the memory that a unit of such reducers will need, which
+ * stays with the queue and the store; then destroy both. */
+tagc_status tagc_reducer_probe_in(tagc_store *store, tagc_comm *comm, const tagc_reducer_options *options,
+                                  tagc_reducer **out);
 
 /* The reducer is in a store. */
 tagc_status tagc_ahead_create(tagc_queue *queue, tagc_reducer *reducer, tagc_ahead **out);
@@ -55,8 +63,8 @@ tagc_status tagc_ahead_check(const tagc_ahead *ahead);
 
 /* ---- the thread of the hooks; the device is entered ---- */
 
-/* number: of the step; 0: one more than the last one. is_idle: no step is under way. */
-tagc_status tagc_ahead_put_out(tagc_ahead *ahead, int b, const gpu_room *room, uint64_t number, int is_idle,
+/* number: of the step. */
+tagc_status tagc_ahead_put_out(tagc_ahead *ahead, int b, const gpu_room *room, uint64_t number,
                                const void *gradient, float *output);
 tagc_status tagc_ahead_put_add(tagc_ahead *ahead, int b, const gpu_room *room);
 tagc_status tagc_ahead_put_back(tagc_ahead *ahead, int b, const gpu_room *room);

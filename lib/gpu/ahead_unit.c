@@ -2,19 +2,19 @@
  *
  *   out    pack | each part: ahead.h, or without kernels its gradient to pinned memory | samples and squares there | (flag `in`)
  *   add    each part with kernels: wait for flag `add` | ahead.h | flag `added`
- *   back   (wait for flag `out`) | each part: ahead.h, or its sums to the device | unpack | NaN if the exchange failed
+ *   back   (wait for flag `out`) | each part: ahead.h, or its sums to the device | NaN if the exchange failed | unpack
  *
  * job.c puts the flags in brackets, and events. Flags `add` and `added` count the parts of all exchanges. So each part goes on by itself,
  * as on the host, also where the transport has no lanes.
  *
- * The rest of room 0 is the unit's: | samples | squares (n_parts, 2, TAGC_N_SQUARES) |. Squares of residuals and gradients are
- * sums that the schedule wants where a window of it is full, about each 20th exchange; other exchanges leave them out. Room 1 + p is
+ * The rest of room 0 is the unit's: | samples | squares (n_parts, 2, TAGC_N_SQUARES) |. Squares of gradients are sums
+ * that the schedule wants where a window of it is full, about each 20th exchange; other exchanges leave them out. Room 1 + p is
  * that of part p: what ahead.h says, or a rest | gradient | sums | in pinned memory; on the device, packed gradients and sums follow.
  * Rests lie one after the other, so that what a unit needs hardly depends on its parts. */
+#include "gpu/ahead_unit.h"
 #include "codec/elements.h"
 #include "core/memory.h"
 #include "exchange/device_memory.h"
-#include "gpu/unit_private.h"
 #include "schedule/private.h"
 
 #include <stdio.h>
@@ -33,19 +33,7 @@ uint32_t tagc_unit_n_adds(const tagc_unit *unit) {
     return unit ? unit->n_adds : 0;
 }
 
-/* While others are under way, which may fill it, nobody knows. */
-static int may_fill_a_window(const tagc_unit *unit, int is_idle) {
-    const tagc_unit_options *of = &unit->of;
-    return of->n_sampled && (!is_idle || tagc_schedule_is_due(of->schedule, unit->numbers, of->n_sampled));
-}
-
 /* ---- making ---- */
-
-int tagc_unit_wants_kernels(const tagc_unit_options *of) {
-    for (uint32_t p = 0; p < of->n_parts; p++)
-        if (!of->parts[p].reducer->arrays->is_here) return 1;
-    return 0;
-}
 
 static size_t in_pages(size_t n_bytes) {
     return (n_bytes + TAGC_ROOM_BYTES - 1) / TAGC_ROOM_BYTES * TAGC_ROOM_BYTES;
@@ -64,22 +52,27 @@ static double *squares_in(const tagc_unit *unit, gpu_side side, uint32_t p) {
     return (double *)(void *)(side.rest + squares_at(unit) + p * SQUARES_BYTES);
 }
 
+/* tagc_element of what a reducer reads. */
+static int reads(const tagc_reducer *r) {
+    return r->options.gradient == TAGC_FORMAT_BF16 ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32;
+}
+
 static size_t gradient_bytes(const unit_part *one) {
-    return (size_t)one->of.n_gradient * tagc_element_bytes(tagc_unit_reads(&one->of));
+    return (size_t)one->n_gradient * tagc_element_bytes(reads(one->reducer));
 }
 
 /* Divides a part's room: where in the rest packed gradients and sums are. Adds it to what the unit needs. In an array that is input and
  * output no reducer can work. */
 static void place(const tagc_unit *unit, unit_part *one, rooms_needs *needs) {
     size_t there = one->ahead ? one->ahead->n_bytes : 0, here = there;
-    if (!one->ahead) here = tagc_aligned(gradient_bytes(one)) + floats_bytes(one->of.n_output);
+    if (!one->ahead) here = tagc_aligned(gradient_bytes(one)) + floats_bytes(one->n_output);
     if (one->at_gradient != TAGC_NOWHERE) {
         one->at_gradient = there;
         there += tagc_aligned(gradient_bytes(one));
     }
-    if (one->at_output != TAGC_NOWHERE || unit->may_overlap || unit->of.factor != 1.0f) {
+    if (one->at_output != TAGC_NOWHERE || unit->may_overlap || unit->factor != 1.0f) {
         one->at_output = there;
-        there += floats_bytes(one->of.n_output);
+        there += floats_bytes(one->n_output);
     }
     one->at_here = needs->here_bytes;
     one->at_there = needs->there_bytes;
@@ -89,10 +82,9 @@ static void place(const tagc_unit *unit, unit_part *one, rooms_needs *needs) {
         needs->head_bytes = in_pages(one->ahead->head_bytes);
 }
 
-static size_t n_listed(const tagc_unit *unit) {
-    size_t n = unit->n_samples;
-    for (uint32_t p = 0; p < unit->of.n_parts; p++)
-        n += unit->parts[p].of.n_packs + unit->parts[p].of.n_unpacks;
+static size_t n_listed(const unit_options *of, size_t n_samples) {
+    size_t n = n_samples;
+    for (uint32_t p = 0; p < of->n_parts; p++) n += of->parts[p].n_packs + of->parts[p].n_unpacks;
     return n;
 }
 
@@ -107,26 +99,26 @@ static run_list list(const tagc_run *runs, uint64_t n_runs, tagc_listed_run *her
 }
 
 /* All lists, in the store. */
-static tagc_status make_lists(tagc_unit *unit) {
+static tagc_status make_lists(tagc_unit *unit, const unit_options *of) {
     tagc_kernels *k = unit->queue->kernels;
     tagc_listed_run *here, *there;
     void *memory;
-    size_t n = n_listed(unit), at = 0, n_bytes = (n ? n : 1) * sizeof *here;
+    size_t n = n_listed(of, unit->n_samples), at = 0, n_bytes = (n ? n : 1) * sizeof *here;
     TAGC_TRY(tagc_store_reserve_lists(unit->store, n_bytes));
     there = unit->store->lists;
     TAGC_TRY(tagc_memory_create(n_bytes, "lists of runs", &memory));
     here = memory;
-    for (uint32_t p = 0; p < unit->of.n_parts; p++) {
-        unit_part *one = &unit->parts[p];
-        one->packs = list(one->of.packs, one->of.n_packs, here + at, there + at);
-        at += one->of.n_packs;
-        one->unpacks = list(one->of.unpacks, one->of.n_unpacks, here + at, there + at);
-        at += one->of.n_unpacks;
+    for (uint32_t p = 0; p < of->n_parts; p++) {
+        const unit_part_options *from = &of->parts[p];
+        unit->parts[p].packs = list(from->packs, from->n_packs, here + at, there + at);
+        at += from->n_packs;
+        unit->parts[p].unpacks = list(from->unpacks, from->n_unpacks, here + at, there + at);
+        at += from->n_unpacks;
     }
     uint32_t n_covered = 0;
     for (size_t i = 0; i < unit->n_samples; i++)
-        if (unit->places[i] != TAGC_UNCOVERED)
-            here[at + n_covered] = (tagc_listed_run){unit->places[i], i, n_covered}, n_covered++;
+        if (of->places[i] != TAGC_UNCOVERED)
+            here[at + n_covered] = (tagc_listed_run){of->places[i], i, n_covered}, n_covered++;
     unit->sampled = (run_list){there + at, n_covered, n_covered};
     tagc_status status = tagc_kernels_write(k, there, here, n_bytes);
     tagc_memory_destroy(memory);
@@ -135,15 +127,9 @@ static tagc_status make_lists(tagc_unit *unit) {
 
 static tagc_status make_part(tagc_unit *unit, uint32_t p, size_t work_bytes[N_WORKS]) {
     unit_part *one = &unit->parts[p];
-    tagc_reducer *r = one->of.reducer;
+    tagc_reducer *r = one->reducer;
     if (r->arrays->is_here) return TAGC_OK;
-    tagc_store *store = tagc_store_of(r);
-    if (!store || store->queue != unit->queue || (unit->store && store != unit->store))
-        return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "part %u has a reducer with kernels that is not in a store of this queue, or not in "
-                         "that of the parts before it (tagc_reducer_create_in)",
-                         p);
-    unit->store = store;
+    unit->store = tagc_store_of(r);
     unit->n_adds++;
     TAGC_TRY(tagc_ahead_create(unit->queue, r, &one->ahead));
     tagc_ahead_add_work(one->ahead, work_bytes);
@@ -151,49 +137,117 @@ static tagc_status make_part(tagc_unit *unit, uint32_t p, size_t work_bytes[N_WO
 }
 
 size_t tagc_unit_n_places(const tagc_unit *unit) {
-    enum { EVENTS_AND_FLAGS = 6, GAPS = 1, ORDERS = 1, SPOIL = 1, COPY = 1, UNPACK = 1 };
-    size_t n = EVENTS_AND_FLAGS + GAPS + ORDERS + SPOIL;
-    for (uint32_t p = 0; p < unit->of.n_parts; p++) {
+    enum { EVENTS_AND_FLAGS = 6, ORDERS = 1, SPOIL = 1, COPY = 1, UNPACK = 1 };
+    size_t n = EVENTS_AND_FLAGS + ORDERS;
+    for (uint32_t p = 0; p < unit->n_parts; p++) {
         const tagc_ahead *ahead = unit->parts[p].ahead;
-        n += (ahead ? tagc_ahead_n_places(ahead) : COPY) + UNPACK + (unit->model ? SPOIL : 0);
+        n += (ahead ? tagc_ahead_n_places(ahead) : COPY) + SPOIL + UNPACK;
     }
     return n;
 }
 
-static tagc_status check_places(const tagc_unit *unit) {
+static tagc_status check_places(const tagc_unit *unit, const char *what) {
     size_t n = tagc_unit_n_places(unit);
     if (n <= LAUNCH_PLACES) return TAGC_OK;
     return tagc_fail(
         TAGC_ERR_UNSUPPORTED,
         "%s: %u parts over %d ranks take %zu places in a launch queue of the device, which has %d: use "
         "smaller units, or the host's codec",
-        unit->what, unit->of.n_parts, tagc_comm_world_size(unit->of.comms[unit->of.n_comms - 1]), n,
-        LAUNCH_PLACES);
+        what, unit->n_parts, unit->parts[0].reducer->world_size, n, LAUNCH_PLACES);
 }
 
 /* A unit of probes exchanges nothing. */
 static int is_probe(const tagc_unit *unit) {
-    for (uint32_t p = 0; p < unit->of.n_parts; p++)
-        if (unit->parts[p].of.reducer->arrays == &unit->store->of_probes) return 1;
+    for (uint32_t p = 0; p < unit->n_parts; p++)
+        if (unit->parts[p].reducer->arrays == &unit->store->of_probes) return 1;
     return 0;
 }
 
-tagc_status tagc_unit_make_ahead(tagc_unit *unit) {
-    uint32_t n = unit->of.n_parts;
+static int is_whole(const tagc_run *runs, uint64_t n_runs, uint64_t n, uint64_t n_other) {
+    return n_runs == 1 && runs[0].from == 0 && runs[0].to == 0 && runs[0].length == n && n == n_other;
+}
+
+static void take_part(unit_part *one, const unit_options *of, const unit_part_options *from) {
+    int reads_input = reads(from->reducer) == of->gradient &&
+                      is_whole(from->packs, from->n_packs, from->n_gradient, of->n_input),
+        writes_output = of->sum == TAGC_ELEMENT_FP32 &&
+                        is_whole(from->unpacks, from->n_unpacks, from->n_output, of->n_output);
+    *one = (unit_part){.reducer = from->reducer,
+                       .n_gradient = from->n_gradient,
+                       .n_output = from->n_output,
+                       .at_gradient = reads_input ? TAGC_NOWHERE : 0,
+                       .at_output = writes_output ? TAGC_NOWHERE : 0};
+}
+
+/* What is in the device's memory. */
+static tagc_status make_there(tagc_unit *unit, const unit_options *of) {
+    uint32_t n = unit->n_parts;
     rooms_needs needs = {.n_rooms = n + 1, .head_bytes = in_pages(ORDERS_BYTES)};
-    if (!unit->queue->kernels)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "a reducer has kernels, but the queue was made without them");
-    unit->n_gradients = unit->n_outputs = 0;
     for (uint32_t p = 0; p < n; p++) TAGC_TRY(make_part(unit, p, needs.work_bytes));
-    if (!is_probe(unit)) TAGC_TRY(check_places(unit));
-    TAGC_TRY(make_lists(unit));
+    if (!is_probe(unit)) TAGC_TRY(check_places(unit, of->what));
+    TAGC_TRY(make_lists(unit, of));
     needs.here_bytes = needs.there_bytes = in_pages(squares_at(unit) + n * SQUARES_BYTES);
     for (uint32_t p = 0; p < n; p++) place(unit, &unit->parts[p], &needs);
     return tagc_rooms_reserve(unit->queue, &needs);
 }
 
-void tagc_unit_end_ahead(tagc_unit *unit) {
-    for (uint32_t p = 0; p < unit->of.n_parts; p++) tagc_ahead_destroy(unit->parts[p].ahead);
+tagc_status tagc_unit_make(tagc_queue *queue, tagc_model_place *model, const unit_options *of,
+                           tagc_unit **out) {
+    void *memory;
+    size_t parts_at = tagc_aligned(sizeof(tagc_unit)),
+           numbers_at = parts_at + tagc_aligned(of->n_parts * sizeof(unit_part));
+    *out = NULL;
+    TAGC_TRY(tagc_memory_create(numbers_at + (of->n_sampled + 1) * sizeof(uint32_t), "a unit", &memory));
+    tagc_unit *unit = memory;
+    *unit = (tagc_unit){.queue = queue,
+                        .model = model,
+                        .gradient = of->gradient,
+                        .sum = of->sum,
+                        .may_overlap = of->may_overlap,
+                        .factor = of->factor,
+                        .parts = (unit_part *)(void *)((char *)memory + parts_at),
+                        .n_parts = of->n_parts,
+                        .schedule = of->schedule,
+                        .numbers = (uint32_t *)(void *)((char *)memory + numbers_at),
+                        .n_sampled = of->n_sampled};
+    for (uint32_t i = 0; i < of->n_sampled; i++) {
+        unit->numbers[i] = of->numbers[i];
+        unit->n_samples += of->counts[i];
+    }
+    for (uint32_t p = 0; p < of->n_parts; p++) take_part(&unit->parts[p], of, &of->parts[p]);
+    tagc_status status = make_there(unit, of);
+    if (status == TAGC_OK) status = tagc_job_create(queue, 0, 1, 1, &unit->job); /* arrays stay there */
+    if (status == TAGC_OK) {
+        *out = unit;
+        return TAGC_OK;
+    }
+    char text[TAGC_ERROR_TEXT_BYTES];
+    snprintf(text, sizeof text, "%s", tagc_last_error());
+    tagc_unit_destroy(unit);
+    return tagc_fail(status, "%s", text);
+}
+
+tagc_status tagc_unit_make_bare(tagc_queue *queue, tagc_model_place *model, size_t n_bytes_in,
+                                size_t n_bytes_out, tagc_unit **out) {
+    void *memory;
+    *out = NULL;
+    TAGC_TRY(tagc_memory_create(sizeof(tagc_unit), "a unit", &memory));
+    tagc_unit *unit = memory;
+    *unit = (tagc_unit){.queue = queue, .model = model};
+    tagc_status status =
+        tagc_job_create(queue, 0, larger_of(n_bytes_in, 1), larger_of(n_bytes_out, 1), &unit->job);
+    if (status == TAGC_OK)
+        *out = unit;
+    else
+        tagc_memory_destroy(unit);
+    return status;
+}
+
+void tagc_unit_destroy(tagc_unit *unit) {
+    if (!unit) return;
+    for (uint32_t p = 0; p < unit->n_parts; p++) tagc_ahead_destroy(unit->parts[p].ahead);
+    tagc_job_destroy(unit->job);
+    tagc_memory_destroy(unit);
 }
 
 /* ---- the thread of the hooks ---- */
@@ -210,7 +264,7 @@ gpu_room tagc_unit_room_of(const ticket *one, uint32_t p) {
 void tagc_unit_refuse(const ticket *one) {
     gpu_room room = tagc_unit_own_room(one);
     tagc_orders_refuse(&room);
-    for (uint32_t p = 0; p < one->unit->of.n_parts; p++) {
+    for (uint32_t p = 0; p < one->unit->n_parts; p++) {
         room = tagc_unit_room_of(one, p);
         tagc_orders_refuse(&room);
     }
@@ -248,22 +302,14 @@ float *tagc_unit_sums_here(const unit_part *one, const gpu_room *room) {
 
 static tagc_status put_squares(const ticket *one, uint32_t p, const void *gradient) {
     const unit_part *part = &one->unit->parts[p];
-    const tagc_reducer *r = part->of.reducer;
     const tagc_kernels *k = one->queue->kernels;
-    int has_residual = part->ahead && !one->unit->model; /* lib/unit asks for it after the exchange */
-    const tagc_squared of = {.residual = has_residual ? r->residual : NULL,
-                             .format = r->residual_format,
-                             .gradient_element = tagc_unit_reads(&part->of),
-                             .n_rows = (uint32_t)(r->n_residual / r->shard),
-                             .n = r->shard,
-                             .row_bytes = r->row_bytes,
-                             .gradient = gradient,
-                             .n_gradient = part->of.n_gradient};
+    const tagc_squared of = {
+        .gradient_element = reads(part->reducer), .gradient = gradient, .n_gradient = part->n_gradient};
     double *squares = squares_in(one->unit, tagc_unit_own_room(one).there, p);
     return tagc_kernels_check(k, k->maker->runs->squares(&of, squares, one->queue->out));
 }
 
-static tagc_status put_part_out(const ticket *one, uint32_t p, const void *input, void *output, int is_idle) {
+static tagc_status put_part_out(const ticket *one, uint32_t p, const void *input, void *output) {
     const tagc_queue *queue = one->queue;
     const tagc_unit *unit = one->unit;
     const unit_part *part = &unit->parts[p];
@@ -271,33 +317,33 @@ static tagc_status put_part_out(const ticket *one, uint32_t p, const void *input
     void *gradient = gradient_of(part, &room, input);
     size_t n_bytes = gradient_bytes(part);
     if (part->at_gradient != TAGC_NOWHERE) {
-        if (part->packs.n < part->of.n_gradient) TAGC_TRY(clear(one, gradient, n_bytes, queue->out));
-        TAGC_TRY(copy_runs(one, &part->packs, input, unit->of.element, gradient, tagc_unit_reads(&part->of),
-                           1, queue->out));
+        if (part->packs.n < part->n_gradient) TAGC_TRY(clear(one, gradient, n_bytes, queue->out));
+        TAGC_TRY(copy_runs(one, &part->packs, input, unit->gradient, gradient, reads(part->reducer), 1,
+                           queue->out));
     }
     if (unit->has_squares[one->buffer]) TAGC_TRY(put_squares(one, p, gradient));
     if (!part->ahead)
         return tagc_queue_copy(queue, tagc_unit_gradient_here(&room), gradient, n_bytes, TAGC_COPY_TO_HOST,
                                queue->out);
-    return tagc_ahead_put_out(part->ahead, one->buffer, &room, one->step->number, is_idle, gradient,
+    return tagc_ahead_put_out(part->ahead, one->buffer, &room, one->step, gradient,
                               sums_of(part, &room, output));
 }
 
 tagc_status tagc_unit_put_out(const ticket *one, const void *input, void *output) {
     tagc_unit *unit = one->unit;
-    int is_idle = unit->model || atomic_load(&unit->n_enqueued) - atomic_load(&unit->n_ended) == 1;
     const gpu_room room = tagc_unit_own_room(one);
     char *samples = room.there.rest;
-    for (uint32_t p = 0; p < unit->of.n_parts; p++)
+    for (uint32_t p = 0; p < unit->n_parts; p++)
         if (unit->parts[p].ahead) TAGC_TRY(tagc_ahead_check(unit->parts[p].ahead));
     if (unit->sampled.n < unit->n_samples)
         TAGC_TRY(clear(one, samples, unit->n_samples * sizeof(float), one->queue->out));
-    TAGC_TRY(copy_runs(one, &unit->sampled, input, unit->of.element, samples, TAGC_ELEMENT_FP32, 1,
+    TAGC_TRY(copy_runs(one, &unit->sampled, input, unit->gradient, samples, TAGC_ELEMENT_FP32, 1,
                        one->queue->out));
-    int has_squares = unit->has_squares[one->buffer] = may_fill_a_window(unit, is_idle);
-    for (uint32_t p = 0; p < unit->of.n_parts; p++) TAGC_TRY(put_part_out(one, p, input, output, is_idle));
+    int has_squares = unit->has_squares[one->buffer] =
+        unit->n_sampled && tagc_schedule_is_due(unit->schedule, unit->numbers, unit->n_sampled);
+    for (uint32_t p = 0; p < unit->n_parts; p++) TAGC_TRY(put_part_out(one, p, input, output));
     size_t n_bytes =
-        has_squares ? squares_at(unit) + unit->of.n_parts * SQUARES_BYTES : unit->n_samples * sizeof(float);
+        has_squares ? squares_at(unit) + unit->n_parts * SQUARES_BYTES : unit->n_samples * sizeof(float);
     return tagc_queue_copy(one->queue, room.here.rest, samples, n_bytes, TAGC_COPY_TO_HOST, one->queue->out);
 }
 
@@ -305,7 +351,7 @@ tagc_status tagc_unit_put_add(const ticket *one) {
     const tagc_queue *queue = one->queue;
     const tagc_runtime *runtime = runtime_of(queue);
     uint64_t number = one->first_add;
-    for (uint32_t p = 0; p < one->unit->of.n_parts; p++) {
+    for (uint32_t p = 0; p < one->unit->n_parts; p++) {
         tagc_ahead *ahead = one->unit->parts[p].ahead;
         if (!ahead) continue;
         int code =
@@ -326,10 +372,10 @@ static tagc_status put_part_back(const ticket *one, uint32_t p, void *output) {
     const gpu_room room = tagc_unit_room_of(one, p);
     if (part->ahead) return tagc_ahead_put_back(part->ahead, one->buffer, &room);
     return tagc_queue_copy(queue, sums_of(part, &room, output), tagc_unit_sums_here(part, &room),
-                           (size_t)part->of.n_output * sizeof(float), TAGC_COPY_TO_DEVICE, queue->back);
+                           (size_t)part->n_output * sizeof(float), TAGC_COPY_TO_DEVICE, queue->back);
 }
 
-/* NaN if the exchange failed. A model's pieces get it with their sums; else it takes the whole output. */
+/* NaN if the exchange failed. */
 static tagc_status spoil(const ticket *one, void *array, size_t n_bytes) {
     const tagc_queue *queue = one->queue;
     const tagc_orders *orders = (const tagc_orders *)(const void *)tagc_unit_own_room(one).there.head;
@@ -340,32 +386,28 @@ static tagc_status spoil(const ticket *one, void *array, size_t n_bytes) {
 /* The new residuals are those of the next exchange. */
 static void turn(const ticket *one) {
     if (one->unit->store->turns) tagc_store_turn(one->unit->store, one->buffer);
-    for (uint32_t p = 0; p < one->unit->of.n_parts; p++)
+    for (uint32_t p = 0; p < one->unit->n_parts; p++)
         if (one->unit->parts[p].ahead) tagc_ahead_turn(one->unit->parts[p].ahead);
 }
 
 tagc_status tagc_unit_put_back(const ticket *one, void *output) {
     const tagc_queue *queue = one->queue;
-    const tagc_unit_options *of = &one->unit->of;
     const tagc_unit *unit = one->unit;
     const gpu_room own = tagc_unit_own_room(one);
-    size_t n_bytes = (size_t)of->n_output * tagc_element_bytes(of->element);
     TAGC_TRY(tagc_queue_copy(queue, own.there.head, own.here.head, sizeof(tagc_orders), TAGC_COPY_TO_DEVICE,
                              queue->back));
-    for (uint32_t p = 0; p < of->n_parts; p++) TAGC_TRY(put_part_back(one, p, output));
+    for (uint32_t p = 0; p < unit->n_parts; p++) TAGC_TRY(put_part_back(one, p, output));
     turn(one);
-    if (of->has_gaps)
-        TAGC_TRY(clear(one, output, n_bytes, queue->back)); /* the input, which it may be, is packed by now */
-    for (uint32_t p = 0; p < of->n_parts; p++) {
+    for (uint32_t p = 0; p < unit->n_parts; p++) {
         const unit_part *part = &unit->parts[p];
         const gpu_room room = tagc_unit_room_of(one, p);
         float *sums = sums_of(part, &room, output);
-        if (unit->model) TAGC_TRY(spoil(one, sums, (size_t)part->of.n_output * sizeof *sums));
+        TAGC_TRY(spoil(one, sums, (size_t)part->n_output * sizeof *sums));
         if (part->at_output == TAGC_NOWHERE) continue;
-        TAGC_TRY(copy_runs(one, &part->unpacks, sums, TAGC_ELEMENT_FP32, output, unit->output_element,
-                           of->factor, queue->back));
+        TAGC_TRY(copy_runs(one, &part->unpacks, sums, TAGC_ELEMENT_FP32, output, unit->sum, unit->factor,
+                           queue->back));
     }
-    return unit->model ? TAGC_OK : spoil(one, output, n_bytes);
+    return TAGC_OK;
 }
 
 /* If the device is not dead, earlier exchanges end as if nothing had happened. Of this one it must not read bodies that never come, so
@@ -387,84 +429,6 @@ double tagc_squares_sum(const double *values) {
     return sum;
 }
 
-/* Of each part's residual and gradient, before this exchange. Residuals on the host are those of the class dense, which has none. */
-static void read_squares(const tagc_unit *unit, gpu_side side, double *squares) {
-    for (uint32_t p = 0; p < unit->of.n_parts; p++) {
-        const double *found = squares_in(unit, side, p);
-        squares[2 * p] = tagc_squares_sum(found);
-        squares[2 * p + 1] = tagc_squares_sum(found + TAGC_N_SQUARES);
-    }
-}
-
 double tagc_unit_square_here(const ticket *one, uint32_t p) {
     return tagc_squares_sum(squares_in(one->unit, tagc_unit_own_room(one).here, p) + TAGC_N_SQUARES);
-}
-
-/* A window that is full without squares stays so, and the next exchange is due. */
-static tagc_status look(const ticket *one) {
-    const tagc_unit *unit = one->unit;
-    const tagc_unit_options *of = &unit->of;
-    tagc_unit_step *step = one->step;
-    const gpu_room room = tagc_unit_own_room(one);
-    const float *samples = (const float *)(const void *)room.here.rest;
-    size_t n_full = 0;
-    step->n_full = 0;
-    if (!of->n_sampled) return TAGC_OK;
-    TAGC_TRY(tagc_schedule_add(of->schedule, unit->numbers, unit->counts, of->n_sampled, samples, step->full,
-                               &n_full));
-    if (!n_full || !unit->has_squares[one->buffer]) return TAGC_OK;
-    read_squares(unit, room.here, step->squares);
-    TAGC_TRY(tagc_schedule_take(of->schedule, step->full, n_full, step->sums));
-    step->n_full = (uint32_t)n_full;
-    return TAGC_OK;
-}
-
-static tagc_status begin(const ticket *one, uint32_t p) {
-    const unit_part *part = &one->unit->parts[p];
-    const gpu_room room = tagc_unit_room_of(one, p);
-    if (part->ahead) return tagc_ahead_begin(part->ahead, one->step->number, &room);
-    if (one->step->number) TAGC_TRY(tagc_reducer_set_steps(part->of.reducer, one->step->number - 1));
-    return tagc_reducer_begin(part->of.reducer, tagc_unit_gradient_here(&room), part->of.n_gradient,
-                              tagc_unit_sums_here(part, &room), part->of.n_output);
-}
-
-static tagc_status end(const ticket *one, uint32_t p) {
-    const unit_part *part = &one->unit->parts[p];
-    tagc_reducer_stats *stats = &one->step->stats[p];
-    return part->ahead ? tagc_ahead_end(part->ahead, stats) : tagc_reducer_end(part->of.reducer, stats);
-}
-
-/* After a failure it still ends what has begun, because peers wait. Returns the first one, whose text is in `text`. */
-static tagc_status reduce(const ticket *one, char text[TAGC_ERROR_TEXT_BYTES]) {
-    const tagc_unit *unit = one->unit;
-    uint32_t n_begun = 0;
-    uint64_t number = one->first_add;
-    tagc_status failure = look(one);
-    while (failure == TAGC_OK && n_begun < unit->of.n_parts)
-        if ((failure = begin(one, n_begun)) == TAGC_OK) n_begun++;
-    if (failure != TAGC_OK) snprintf(text, TAGC_ERROR_TEXT_BYTES, "%s", tagc_last_error());
-    for (uint32_t p = 0; p < n_begun; p++)
-        if (unit->parts[p].ahead) tagc_ahead_add(unit->parts[p].ahead, number++);
-    tagc_queue_add(one->queue, one->first_add + unit->n_adds - 1); /* those that were not begun */
-    for (uint32_t p = 0; p < n_begun; p++) {
-        tagc_status status = end(one, p);
-        if (status == TAGC_OK || failure != TAGC_OK) continue;
-        failure = status;
-        snprintf(text, TAGC_ERROR_TEXT_BYTES, "%s", tagc_last_error());
-    }
-    return failure;
-}
-
-tagc_status tagc_unit_reduce_ahead(const ticket *one, tagc_status failure, const char *why) {
-    char text[TAGC_ERROR_TEXT_BYTES];
-    snprintf(text, sizeof text, "%s", why);
-    if (one->status == TAGC_OK) /* else the rooms may be those of an exchange whose results are on the way */
-        tagc_unit_refuse(one);
-    if (failure == TAGC_OK) {
-        failure = reduce(one, text);
-        if (failure == TAGC_OK)
-            tagc_queue_settle(one->queue, (tagc_orders *)(void *)tagc_unit_own_room(one).here.head);
-    }
-    tagc_queue_add(one->queue, one->first_add + one->unit->n_adds - 1);
-    return failure == TAGC_OK ? TAGC_OK : tagc_fail(failure, "%s", text);
 }

@@ -9,7 +9,7 @@
 /* ---- enqueueing ---- */
 
 /* The next ticket's record. Call with the launch lock. Waits while another exchange still uses it. */
-static ticket *issue(tagc_job *job, tagc_unit *unit, tagc_unit_step *step) {
+static ticket *issue(tagc_job *job, tagc_unit *unit, uint64_t step) {
     tagc_queue *queue = job->queue;
     pthread_mutex_lock(&queue->lock);
     uint64_t number = queue->n_enqueued + 1;
@@ -32,15 +32,15 @@ static ticket *issue(tagc_job *job, tagc_unit *unit, tagc_unit_step *step) {
 }
 
 static tagc_status copy_in(const tagc_job *job, const ticket *one, const buffer *own, const void *input) {
-    return tagc_unit_is_of_model(one->unit) ? tagc_model_copy_in(one)
-                                            : tagc_queue_copy(job->queue, own->in, input, job->n_bytes_in,
-                                                              TAGC_COPY_TO_HOST, job->queue->out);
+    return one->unit ? tagc_model_copy_in(one)
+                     : tagc_queue_copy(job->queue, own->in, input, job->n_bytes_in, TAGC_COPY_TO_HOST,
+                                       job->queue->out);
 }
 
 static tagc_status copy_out(const tagc_job *job, const ticket *one, const buffer *own, void *output) {
-    return tagc_unit_is_of_model(one->unit) ? tagc_model_copy_out(one)
-                                            : tagc_queue_copy(job->queue, output, own->out, job->n_bytes_out,
-                                                              TAGC_COPY_TO_DEVICE, job->queue->back);
+    return one->unit ? tagc_model_copy_out(one)
+                     : tagc_queue_copy(job->queue, output, own->out, job->n_bytes_out, TAGC_COPY_TO_DEVICE,
+                                       job->queue->back);
 }
 
 /* When this fails, no stream has any work yet, so the queue stays usable. */
@@ -144,7 +144,7 @@ static void settle(ticket *one, tagc_status status, int is_the_device, int is_de
     pthread_mutex_unlock(&queue->lock);
 }
 
-void tagc_job_put_failed(tagc_job *job, tagc_unit *unit, tagc_unit_step *step, tagc_status status,
+void tagc_job_put_failed(tagc_job *job, tagc_unit *unit, uint64_t step, tagc_status status,
                          uint64_t *number) {
     char text[TEXT_BYTES];
     snprintf(text, sizeof text, "%s", tagc_last_error());
@@ -155,9 +155,9 @@ void tagc_job_put_failed(tagc_job *job, tagc_unit *unit, tagc_unit_step *step, t
     pthread_mutex_unlock(&job->queue->launch);
 }
 
-tagc_status tagc_job_put(tagc_job *job, tagc_unit *unit, tagc_unit_step *step, const void *input,
-                         void *output, void *stream, int waits, uint64_t *number) {
-    if (!job || !number || ((!input || !output) && !tagc_unit_is_of_model(unit)))
+tagc_status tagc_job_put(tagc_job *job, tagc_unit *unit, uint64_t step, const void *input, void *output,
+                         void *stream, int waits, uint64_t *number) {
+    if (!job || !number || ((!input || !output) && !unit))
         return tagc_fail(TAGC_ERR_ARGUMENT, "job, input, output or ticket is NULL");
     tagc_queue *queue = job->queue;
     pthread_mutex_lock(&queue->launch);
@@ -195,7 +195,7 @@ tagc_status tagc_job_enqueue(tagc_job *job, const void *input, size_t n_bytes_in
     if (job && n_bytes_out != job->n_bytes_out)
         return tagc_fail(TAGC_ERR_ARGUMENT, "n_bytes_out is %zu, must be %zu: that of the job", n_bytes_out,
                          job->n_bytes_out);
-    return tagc_job_put(job, NULL, NULL, input, output, stream, waits, number);
+    return tagc_job_put(job, NULL, 0, input, output, stream, waits, number);
 }
 
 /* ---- jobs ---- */

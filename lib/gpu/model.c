@@ -9,8 +9,8 @@
 #include "codec/elements.h"
 #include "core/memory.h"
 #include "core/status.h"
+#include "gpu/ahead_unit.h"
 #include "gpu/store.h"
-#include "gpu/unit_private.h"
 #include "schedule/constants.h"
 #include "unit/unit.h"
 
@@ -19,6 +19,7 @@
 #include <string.h>
 
 enum { SQUARES_BYTES = 2 * TAGC_N_SQUARES * sizeof(double) }; /* of a residual and a gradient */
+enum { MOST_SQUARES = 16 };                                   /* that find_zeros looks at together */
 
 /* Bytes between the device and a buffer of the queue. */
 typedef struct piece_copy {
@@ -34,7 +35,7 @@ struct tagc_model_place {
     tagc_unit *bare;   /* without kernels */
     tagc_unit *ahead;  /* with kernels, for the pieces that are known; or NULL */
     uint64_t ticket;   /* of the last exchange */
-    tagc_unit_step step;
+    uint64_t step;     /* and its number */
     const ticket *now; /* the queue's thread: what it exchanges */
     double *squares;   /* (n_members) of parts */
     /* Gradients, then sums, of the last exchange: as the caller had them. */
@@ -70,8 +71,9 @@ static tagc_status open_unit(void *queue, tagc_model_unit *unit) {
     *m = (tagc_model_place){.queue = queue, .unit = unit};
     m->squares = (double *)(void *)((char *)memory + squares_at);
     if (!has_kernels(queue)) return TAGC_OK;
-    TAGC_TRY(tagc_kernels_enter(m->queue->kernels)); /* for residual_square: a step allocates nothing */
-    tagc_status status = tagc_kernels_reserve(m->queue->kernels, SQUARES_BYTES, SQUARES_BYTES);
+    TAGC_TRY(tagc_kernels_enter(m->queue->kernels)); /* for what follows: a step allocates nothing */
+    size_t n_bytes = (unit->model->options.rests ? MOST_SQUARES : 1) * (size_t)SQUARES_BYTES;
+    tagc_status status = tagc_kernels_reserve(m->queue->kernels, n_bytes, n_bytes);
     tagc_kernels_leave(m->queue->kernels);
     return status == TAGC_OK ? tagc_store_create(queue, &m->store) : status;
 }
@@ -155,9 +157,47 @@ static tagc_status residual_square(tagc_model_part *part, double *square) {
     return status;
 }
 
+/* Puts the squares of a piece there. */
+static tagc_status put_squares(const tagc_model *model, tagc_kernels *k, const tagc_piece *piece, int at) {
+    const tagc_squared of = {.gradient = piece->values,
+                             .n_gradient = piece->n_elems,
+                             .gradient_element = model->options.formats.gradient};
+    return tagc_kernels_check(
+        k, k->maker->runs->squares(&of, (double *)k->work + (size_t)at * 2 * TAGC_N_SQUARES, k->stream));
+}
+
+/* In double, the square of no float is zero but that of zero. */
+static tagc_status look_at(tagc_model *model, tagc_kernels *k, const tagc_piece *pieces, int n) {
+    tagc_status status = TAGC_OK;
+    for (int i = 0; i < n && status == TAGC_OK; i++) status = put_squares(model, k, &pieces[i], i);
+    if (status == TAGC_OK)
+        status = tagc_kernels_copy(k, k->pinned, k->work, (size_t)n * SQUARES_BYTES, TAGC_COPY_TO_HOST);
+    TAGC_TRY(status == TAGC_OK ? tagc_kernels_wait(k) : status);
+    const double *squares = (const double *)(const void *)k->pinned;
+    for (int i = 0; i < n; i++, squares += (size_t)2 * TAGC_N_SQUARES)
+        if (!(tagc_squares_sum(squares + TAGC_N_SQUARES) == 0)) model->tensors[pieces[i].tensor].is_zero = 0;
+    return TAGC_OK;
+}
+
+static tagc_status find_zeros(tagc_model_unit *unit, void *stream) {
+    tagc_model *model = unit->model;
+    const tagc_queue *queue = place_of(unit)->queue;
+    tagc_kernels *k = queue->kernels;
+    for (uint32_t i = 0; i < unit->n_members; i++) model->tensors[unit->members[i]].is_zero = 1;
+    TAGC_TRY(tagc_kernels_enter(k));
+    tagc_status status = tagc_device_check(queue->device, runtime_of(queue)->StreamSynchronize(stream),
+                                           "waiting for the gradients");
+    for (size_t at = 0, n; at < unit->n_gradients && status == TAGC_OK; at += n) {
+        n = unit->n_gradients - at < MOST_SQUARES ? unit->n_gradients - at : MOST_SQUARES;
+        status = look_at(model, k, unit->gradients + at, (int)n);
+    }
+    tagc_kernels_leave(k);
+    return status;
+}
+
 /* ---- where pieces lie ---- */
 
-/* As a run of its array and a part's: see tagc_unit_part. */
+/* As a run of its array and a part's: see unit_part_options. */
 typedef struct run_maker {
     tagc_run *runs; /* NULL: counts */
     size_t n;
@@ -280,7 +320,7 @@ static tagc_status remember(tagc_model_place *m) {
 
 /* The lists that tagc_unit_make copies. */
 typedef struct unit_lists {
-    tagc_unit_part *parts;
+    unit_part_options *parts;
     tagc_run *runs;
     uint32_t *numbers, *counts;
     uint64_t *places;
@@ -338,11 +378,11 @@ static size_t list_runs(const tagc_model_unit *u, const arrays *a, unit_lists *l
                 l->parts[p].n_unpacks = join(maker.runs, maker.n);
             } else if (l) {
                 const tagc_reducer *r = u->parts[p].reducer;
-                l->parts[p] = (tagc_unit_part){.reducer = u->parts[p].reducer,
-                                               .n_gradient = r->n_given,
-                                               .n_output = tagc_reducer_given_output(r),
-                                               .packs = maker.runs,
-                                               .n_packs = join(maker.runs, maker.n)};
+                l->parts[p] = (unit_part_options){.reducer = u->parts[p].reducer,
+                                                  .n_gradient = r->n_given,
+                                                  .n_output = tagc_reducer_given_output(r),
+                                                  .packs = maker.runs,
+                                                  .n_packs = join(maker.runs, maker.n)};
             }
             n += maker.n;
         }
@@ -371,22 +411,21 @@ static tagc_status make_ahead(tagc_model_place *m, tagc_unit **out) {
     list_runs(u, &a, &l, &is_odd);
     list_samples(u, a.input, &l, &n_sampled);
     tagc_unit_label(model, number_of(u), u->members[0], label);
-    tagc_unit_options options = {.struct_bytes = sizeof options,
-                                 .what = label,
-                                 .element = o->formats.gradient,
-                                 .factor = u->factor,
-                                 .n_parts = u->n_parts,
-                                 .parts = l.parts,
-                                 .n_input = a.in_bytes / tagc_element_bytes(o->formats.gradient),
-                                 .n_output = a.out_bytes / tagc_element_bytes(o->formats.sum),
-                                 .n_comms = 1,
-                                 .comms = {model->between},
-                                 .n_sampled = n_sampled,
-                                 .schedule = model->schedule,
-                                 .numbers = l.numbers,
-                                 .counts = l.counts,
-                                 .places = l.places};
-    tagc_status status = tagc_unit_make(m->queue, m, &options, o->formats.sum, overlaps(&a), out);
+    unit_options options = {.what = label,
+                            .gradient = o->formats.gradient,
+                            .sum = o->formats.sum,
+                            .may_overlap = overlaps(&a),
+                            .factor = u->factor,
+                            .n_parts = u->n_parts,
+                            .parts = l.parts,
+                            .n_input = a.in_bytes / tagc_element_bytes(o->formats.gradient),
+                            .n_output = a.out_bytes / tagc_element_bytes(o->formats.sum),
+                            .n_sampled = n_sampled,
+                            .schedule = model->schedule,
+                            .numbers = l.numbers,
+                            .counts = l.counts,
+                            .places = l.places};
+    tagc_status status = tagc_unit_make(m->queue, m, &options, out);
     tagc_memory_destroy(memory);
     return status;
 }
@@ -573,18 +612,18 @@ static void begin(tagc_model_unit *unit, void *stream, int waits) {
         a = arrays_of(m, unit->gradients, unit->n_gradients, unit->sums, unit->n_sums);
         if (!unit->is_there)
             status = make_copies(m);
-        else if (!m->ahead || m->ahead->of.factor != unit->factor || !is_known(m, &a))
+        else if (!m->ahead || m->ahead->factor != unit->factor || !is_known(m, &a))
             status = make_for_pieces(m);
     }
     unit->ended = TAGC_ERR_STATE;
     snprintf(unit->ended_text, sizeof unit->ended_text, "the queue was closed before this exchange");
     unit->gradients = unit->sums = NULL; /* the caller's lists */
-    m->step = (tagc_unit_step){.number = unit->n_exchanges};
+    m->step = unit->n_exchanges;
     if (status != TAGC_OK) {
-        tagc_job_put_failed(m->bare->job, m->bare, &m->step, status, &m->ticket);
+        tagc_job_put_failed(m->bare->job, m->bare, m->step, status, &m->ticket);
     } else {
         tagc_unit *own = unit->is_there ? m->ahead : m->bare;
-        status = tagc_job_put(own->job, own, &m->step, a.input, a.output, stream, waits, &m->ticket);
+        status = tagc_job_put(own->job, own, m->step, a.input, a.output, stream, waits, &m->ticket);
     }
     if (status != TAGC_OK) spoil(m, sums, n_sums, stream, waits);
 }
@@ -638,10 +677,9 @@ tagc_status tagc_model_run(const ticket *one) {
 static tagc_status begin_part(tagc_model_part *part, tagc_status failure) {
     const tagc_model_place *m = place_of(part->unit);
     uint32_t p = (uint32_t)(part - part->unit->parts);
-    if (failure != TAGC_OK)
-        return tagc_ahead_refuse(part->reducer, m->step.number, failure, part->unit->text);
+    if (failure != TAGC_OK) return tagc_ahead_refuse(part->reducer, m->step, failure, part->unit->text);
     const gpu_room room = tagc_unit_room_of(m->now, p);
-    return tagc_ahead_begin(m->ahead->parts[p].ahead, m->step.number, &room);
+    return tagc_ahead_begin(m->ahead->parts[p].ahead, m->step, &room);
 }
 
 static void add(tagc_model_unit *unit) {
@@ -668,6 +706,7 @@ static const tagc_model_device device = {.has_kernels = has_kernels,
                                          .let_go = let_go,
                                          .take_up = take_up,
                                          .residual_square = residual_square,
+                                         .find_zeros = find_zeros,
                                          .begin = begin,
                                          .is_over = is_over,
                                          .wait = wait,

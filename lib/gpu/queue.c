@@ -25,7 +25,7 @@
  *     the runtime. So every rank exchanges k: a contradiction.
  * The last point needs that what exchanges takes no lock that the enqueuing thread may hold while it waits for the device.
  * The interpreter's lock is such a lock: torch may allocate, and so free, while it holds it. tagc_queue_next therefore runs
- * the exchanges of *units* itself (unit.c, and of a tagc_model lib/unit), in C. For what a caller exchanges in Python, and for messages that Python sends,
+ * the exchanges of a tagc_model's *units* itself (model.c, lib/unit), in C. For what a caller exchanges in Python, and for messages that Python sends,
  * the proof does not hold; lib/gpu/README.md lists these.
  *
  * Both orders are needed. Without the wait for out[buffer], stream `back` could wait in a hardware queue in front of the copy
@@ -135,27 +135,18 @@ static ticket *take(tagc_queue *queue) {
     return NULL;
 }
 
-/* Runs the exchange of a unit, and ends it. Call without the lock. */
-static void run_unit(tagc_queue *queue, const ticket *one, tagc_status failure, const char *text) {
-    tagc_status status = tagc_unit_run(one, failure, text);
-    tagc_queue_finish(queue, one->number, status, tagc_last_error());
-}
-
 tagc_status tagc_queue_next(tagc_queue *queue, uint64_t *number, uint64_t *tag, const void **input,
                             void **output) {
     if (!queue || !number || !tag || !input || !output)
         return tagc_fail(TAGC_ERR_ARGUMENT, "queue, ticket, tag, input or output is NULL");
     *number = 0;
     tagc_status status = TAGC_OK;
-    char text[TEXT_BYTES];
     pthread_mutex_lock(&queue->lock);
     const ticket *one;
     while ((one = take(queue)) && one->unit) {
-        int is_own = one->status != TAGC_OK; /* else that of an exchange before it, if there is one */
-        tagc_status failure = is_own ? one->status : queue->first_failure;
-        snprintf(text, sizeof text, "%s", is_own ? one->text : queue->first_text);
         pthread_mutex_unlock(&queue->lock);
-        run_unit(queue, one, failure, text);
+        tagc_status ended = tagc_model_run(one);
+        tagc_queue_finish(queue, one->number, ended, tagc_last_error());
         pthread_mutex_lock(&queue->lock);
     }
     if (one) {

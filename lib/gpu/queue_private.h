@@ -13,14 +13,16 @@
 
 enum { N_TICKETS = 1024, MAX_BUFFERS = 16, TEXT_BYTES = 512, LOOK_MS = 50 };
 
+typedef struct tagc_unit tagc_unit; /* ahead_unit.h */
+
 /* One exchange under way. */
 typedef struct ticket {
     tagc_queue *queue;
     uint64_t number; /* 0: free */
     uint64_t tag;
     size_t n_bytes_out;
-    tagc_unit *unit; /* NULL: the caller exchanges it */
-    tagc_unit_step *step;
+    tagc_unit *unit;    /* of a model; NULL: the caller exchanges it */
+    uint64_t step;      /* of the unit: the number of its exchange, from which rounding derives */
     uint64_t first_add; /* of a unit with kernels: the number of its first sums in flags `add` and `added` */
     int buffer;
     int is_in_streams; /* some of its work is, behind all of the exchange that had its buffer before */
@@ -177,19 +179,13 @@ tagc_status tagc_queue_copy(const tagc_queue *queue, void *to, const void *from,
 tagc_status tagc_queue_wait_for_all(tagc_queue *queue);
 
 /* tagc_job_enqueue, for a unit or without one. */
-tagc_status tagc_job_put(tagc_job *job, tagc_unit *unit, tagc_unit_step *step, const void *input,
-                         void *output, void *stream, int waits, uint64_t *number);
+tagc_status tagc_job_put(tagc_job *job, tagc_unit *unit, uint64_t step, const void *input, void *output,
+                         void *stream, int waits, uint64_t *number);
 /* Issues a ticket that has failed, with the text of the last failure, and puts nothing into streams. */
-void tagc_job_put_failed(tagc_job *job, tagc_unit *unit, tagc_unit_step *step, tagc_status status,
-                         uint64_t *number);
+void tagc_job_put_failed(tagc_job *job, tagc_unit *unit, uint64_t step, tagc_status status, uint64_t *number);
 /* Blocks until an exchange is finished, or never will be. */
 void tagc_queue_wait_for_ticket(tagc_queue *queue, uint64_t number);
 int tagc_queue_has_finished(tagc_queue *queue, uint64_t number);
-
-/* ---- unit.c ---- */
-
-/* Exchanges what a ticket is about. failure: of this rank, which it only reports; text: its reason. */
-tagc_status tagc_unit_run(const ticket *one, tagc_status failure, const char *text);
 
 /* ---- model.c ---- */
 
@@ -198,8 +194,6 @@ tagc_status tagc_model_run(const ticket *one);
 /* Its copies between pieces and pinned memory, where it has no kernels. */
 tagc_status tagc_model_copy_in(const ticket *one);
 tagc_status tagc_model_copy_out(const ticket *one);
-/* Whether the unit is of a model; accepts NULL. */
-int tagc_unit_is_of_model(const tagc_unit *unit);
 
 /* ---- ahead_unit.c: what a unit with kernels puts into each stream; with the launch lock ---- */
 

@@ -172,10 +172,7 @@ static tagc_status fill_nothing(void *context, void *array, uint32_t word, uint6
 
 tagc_status tagc_store_create(tagc_queue *queue, tagc_store **out) {
     void *memory;
-    if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
     *out = NULL;
-    if (!queue || !queue->kernels)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "queue %s", queue ? "was made without kernels" : "is NULL");
     TAGC_TRY(tagc_memory_create(sizeof(tagc_store), "a store", &memory));
     tagc_store *store = *out = memory;
     *store = (tagc_store){.kernels = queue->kernels, .queue = queue, .arrays = queue->kernels->arrays};
@@ -189,8 +186,6 @@ tagc_status tagc_store_create(tagc_queue *queue, tagc_store **out) {
 tagc_status tagc_store_expect(tagc_store *store, const tagc_comm *comm, const tagc_reducer_options *options,
                               uint32_t n) {
     size_t n_bytes = 0;
-    if (!store || !comm || (n && !options))
-        return tagc_fail(TAGC_ERR_ARGUMENT, "store, comm or options is NULL");
     int world_size = tagc_comm_world_size(comm);
     for (uint32_t i = 0; i < n; i++) {
         tagc_reducer_options checked;

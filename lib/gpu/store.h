@@ -27,7 +27,7 @@ typedef struct store_piece {
     struct store_piece *next;
 } store_piece;
 
-struct tagc_store {
+typedef struct tagc_store {
     tagc_kernels *kernels; /* the first member: see tagc_kernels_in */
     tagc_queue *queue;
     tagc_arrays arrays, of_probes; /* the latter's residuals take no memory */
@@ -37,7 +37,15 @@ struct tagc_store {
     store_piece *pieces; /* by place */
     void *lists;         /* (lists_bytes) of the unit */
     size_t lists_bytes;
-};
+} tagc_store;
+
+/* Only one thread at a time may call what follows, with nothing under way in the queue. A store grows when a reducer is made in it; never in
+ * a step. Destroy it after its reducers and before its queue. */
+tagc_status tagc_store_create(tagc_queue *queue, tagc_store **out);
+/* Reducers of these options (n) will be in it, all at the same time: when it next grows, it has room for them. */
+tagc_status tagc_store_expect(tagc_store *store, const tagc_comm *comm, const tagc_reducer_options *options,
+                              uint32_t n);
+void tagc_store_destroy(tagc_store *store);
 
 /* NULL: the reducer was not made by tagc_reducer_create_in. */
 tagc_store *tagc_store_of(const tagc_reducer *reducer);

@@ -433,12 +433,19 @@ static tagc_status spread(tagc_model_unit *unit, tagc_model_stats *stats) {
 static const tagc_status ASKED = TAGC_ERR_STATE;
 static const uint64_t word_that_asks = 0x6d17a55e4b0c9f21u;
 
+/* What ranks of a host must have alike, whoever adds up: it tells units and their words from each other. */
+static uint32_t word_within(const tagc_model_unit *unit) {
+    uint64_t words[] = {unit->word, (uint64_t)(unit - unit->model->units)};
+    return (uint32_t)tagc_checksum(words, sizeof words);
+}
+
 /* What has begun: waits for it. What failed between hosts, ranks of another place do not know of. */
 static tagc_status end_exchange_of(tagc_model_unit *unit, tagc_model_stats *stats) {
     tagc_model *model = unit->model;
     tagc_status status = end_parts(unit, stats);
-    if (tagc_model_adds_up(model)) {
-        status = tagc_model_agree_within(model, status, stats->failed_here || unit->status != TAGC_OK);
+    if (model->within) {
+        int is_own = stats->failed_here || unit->status != TAGC_OK;
+        status = tagc_model_agree_within(model, status, is_own, word_within(unit));
         stats->n_bytes_within += TAGC_VERDICT_BYTES * (uint64_t)(model->n_places - 1);
     }
     if (model->spread.n_bytes > 0 && status == TAGC_OK) status = spread(unit, stats);
@@ -449,7 +456,7 @@ static tagc_status end_exchange_of(tagc_model_unit *unit, tagc_model_stats *stat
         stats->failed_here |= failure != TAGC_OK;
         if (status == TAGC_OK) status = failure;
     }
-    tagc_status rested = tagc_rest_end(model, unit);
+    tagc_status rested = unit->is_there ? TAGC_OK : tagc_rest_end(model, unit);
     stats->failed_here |= rested != TAGC_OK;
     return status == TAGC_OK ? rested : status;
 }
@@ -479,7 +486,9 @@ static void end_earlier(tagc_model_unit *unit) {
 static tagc_status take_outcome(tagc_model_unit *unit, tagc_model_stats *stats) {
     if (unit->model->device) unit->model->device->wait(unit);
     *stats = unit->stats;
-    return unit->ended == TAGC_OK ? TAGC_OK : tagc_fail(unit->ended, "%s", unit->ended_text);
+    tagc_status rested = unit->is_there ? tagc_rest_end(unit->model, unit) : TAGC_OK;
+    stats->failed_here |= rested != TAGC_OK;
+    return unit->ended == TAGC_OK ? rested : tagc_fail(unit->ended, "%s", unit->ended_text);
 }
 
 static tagc_status end_of(tagc_model_unit *unit, tagc_model_stats *stats) {
@@ -520,7 +529,7 @@ static void forget_pieces(tagc_model_unit *unit) {
 
 /* Its failure so far is in unit->status, and the other ranks learn of it from this exchange. */
 static tagc_status begin_unit(tagc_model_unit *unit) {
-    if (unit->status == TAGC_OK) note(unit, tagc_rest_begin(unit->model, unit));
+    if (unit->status == TAGC_OK && !unit->is_there) note(unit, tagc_rest_begin(unit->model, unit, NULL));
     return begin_parts(unit);
 }
 
@@ -573,9 +582,11 @@ tagc_status tagc_model_begin_there(tagc_model *model, uint32_t number, const tag
     if (!model->device)
         return tagc_fail(TAGC_ERR_STATE,
                          "begin_on: the model's arrays are in host memory (tagc_model_begin)");
+    tagc_model_unit *unit = &model->units[number];
     take_pieces(model, number, gradients, n_gradients, sums, n_sums);
-    mark_begun(&model->units[number]);
-    model->device->begin(&model->units[number], stream, waits);
+    mark_begun(unit);
+    if (unit->status == TAGC_OK && unit->is_there) note(unit, tagc_rest_begin(model, unit, stream));
+    model->device->begin(unit, stream, waits);
     return TAGC_OK;
 }
 

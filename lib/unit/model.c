@@ -91,7 +91,6 @@ static tagc_status check_device(const tagc_model *model) {
     if (o->layout.cut == TAGC_CUT_FLAT_ARRAYS)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "cut is FLAT_ARRAYS, which are in host memory: take FLAT");
     if (!model->device->has_kernels(model->queue)) return TAGC_OK;
-    if (o->rests) return tagc_fail(TAGC_ERR_UNSUPPORTED, "rests needs a queue without kernels");
     if (tagc_model_adds_up(model))
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
                          "kernels do not add up within a host: the caller does (options.hosts.summed)");
@@ -132,10 +131,11 @@ static tagc_status read_comms(tagc_model *model, tagc_comm *within, tagc_comm *b
 
 /* ---- agreement: over the hosts of a place, then over the places of a host ---- */
 
-/* is_own: it failed itself, and does not only know of a failure; is_cut_off: a comm of its is broken. */
+/* is_own: it failed itself, and does not only know of a failure; is_cut_off: a comm of its is broken; word: which exchange it was. */
 typedef struct verdict {
-    int32_t status;
-    uint8_t is_own, is_cut_off, unused[2];
+    int16_t status;
+    uint8_t is_own, is_cut_off;
+    uint32_t word;
 } verdict;
 _Static_assert(sizeof(verdict) == TAGC_VERDICT_BYTES, "what a rank sends to each other");
 
@@ -151,6 +151,13 @@ static int find_failed(const verdict *all, int n) {
     for (int rank = 1; rank < n; rank++)
         if (weight_of(&all[rank]) > weight_of(&all[failed])) failed = rank;
     return all[failed].status == TAGC_OK ? -1 : failed;
+}
+
+/* The first rank that comes with another exchange than rank 0, or 0. */
+static int find_other(const verdict *all, int n) {
+    for (int rank = 1; rank < n; rank++)
+        if (all[rank].word != all[0].word) return rank;
+    return 0;
 }
 
 /* The failure of one rank, on all, but for those that failed alike. text: of this rank's. */
@@ -177,11 +184,12 @@ static tagc_status tell(tagc_comm *comm, int failed, const verdict *all, const c
     return told;
 }
 
-/* is_own: whether this rank has failed itself. *is_cut_off: whether this rank is, then whether any is. */
-static tagc_status agree_over(tagc_comm *comm, tagc_status status, int is_own, int *is_cut_off) {
+/* is_own: whether this rank has failed itself. *is_cut_off: whether this rank is, then whether any is. word: that ranks must have alike. */
+static tagc_status agree_over(tagc_comm *comm, tagc_status status, int is_own, uint32_t word,
+                              int *is_cut_off) {
     int n = tagc_comm_world_size(comm);
     enum { N_FEW = 64 }; /* a step allocates nothing within a host */
-    verdict mine = {(int32_t)status, is_own != 0, *is_cut_off != 0, {0}}, few[N_FEW], *all = few;
+    verdict mine = {(int16_t)status, is_own != 0, *is_cut_off != 0, word}, few[N_FEW], *all = few;
     char text[TAGC_ERROR_TEXT_BYTES] = "";
     void *memory = NULL;
     if (n == 1) return status;
@@ -195,7 +203,15 @@ static tagc_status agree_over(tagc_comm *comm, tagc_status status, int is_own, i
     tagc_status agreed = tagc_comm_all_gather(comm, &mine, sizeof mine, all, (size_t)n * sizeof *all);
     for (int rank = 0; agreed == TAGC_OK && rank < n; rank++) *is_cut_off |= all[rank].is_cut_off != 0;
     int failed = agreed == TAGC_OK ? find_failed(all, n) : -1;
-    if (failed >= 0) agreed = tell(comm, failed, all, text);
+    int other = agreed == TAGC_OK && !*is_cut_off ? find_other(all, n) : 0;
+    if (other > 0)
+        agreed =
+            tagc_fail(TAGC_ERR_MISMATCH,
+                      "rank %d comes with another exchange than rank %d: all ranks begin the same units, "
+                      "in the same order",
+                      tagc_comm_name(comm, other), tagc_comm_name(comm, 0));
+    else if (failed >= 0)
+        agreed = tell(comm, failed, all, text);
     tagc_memory_destroy(memory);
     return agreed;
 }
@@ -218,8 +234,8 @@ tagc_status tagc_model_share(const tagc_model *model, tagc_status status) {
 
 tagc_status tagc_levels_agree(tagc_comm *within, tagc_comm *between, tagc_status status) {
     int is_any = is_cut_off(within, between), is_own = status != TAGC_OK;
-    status = agree_over(between, status, is_own, &is_any);
-    if (within) status = agree_over(within, status, is_own, &is_any);
+    status = agree_over(between, status, is_own, 0, &is_any);
+    if (within) status = agree_over(within, status, is_own, 0, &is_any);
     return share(within, between, status, is_any);
 }
 
@@ -227,9 +243,9 @@ tagc_status tagc_model_agree(const tagc_model *model, tagc_status status) {
     return tagc_levels_agree(model->within, model->between, status);
 }
 
-tagc_status tagc_model_agree_within(const tagc_model *model, tagc_status status, int is_own) {
+tagc_status tagc_model_agree_within(const tagc_model *model, tagc_status status, int is_own, uint32_t word) {
     int is_any = is_cut_off(model->within, model->between);
-    if (model->within) status = agree_over(model->within, status, is_own, &is_any);
+    if (model->within) status = agree_over(model->within, status, is_own, word, &is_any);
     return share(model->within, model->between, status, is_any);
 }
 

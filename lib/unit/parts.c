@@ -158,15 +158,14 @@ static tagc_status make_part(tagc_model_part *part) {
     }
     if (part->is_there) {
         TAGC_TRY(model->device->make_reducer(part, &options));
-        name_reducers(part);
-        return TAGC_OK;
+    } else {
+        tagc_part_set_feeds(part);
+        if (tagc_model_adds_up(model)) {
+            tagc_part_host_options(part, &host);
+            TAGC_TRY(tagc_reducer_create_fed(model->within, &host, &part->host_feed, &part->host_sum));
+        }
+        TAGC_TRY(tagc_reducer_create_fed(model->between, &options, &part->feed, &part->reducer));
     }
-    tagc_part_set_feeds(part);
-    if (tagc_model_adds_up(model)) {
-        tagc_part_host_options(part, &host);
-        TAGC_TRY(tagc_reducer_create_fed(model->within, &host, &part->host_feed, &part->host_sum));
-    }
-    TAGC_TRY(tagc_reducer_create_fed(model->between, &options, &part->feed, &part->reducer));
     name_reducers(part);
     uint64_t n_resting = model->options.rests ? 2 * tagc_reducer_residual_elems(part->reducer) : 0;
     if (n_resting == 0) return TAGC_OK;

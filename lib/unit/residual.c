@@ -74,12 +74,12 @@ tagc_status tagc_model_forget(tagc_model *model) {
 /* ---- tensors that rest ---- */
 
 /* resting: | kept (n) | sent (n) |. Every row has a slot of a tensor. */
-static tagc_status withdraw(const tagc_model *model, const tagc_model_unit *unit, tagc_model_part *part) {
+static tagc_status withdraw(const tagc_model *model, tagc_model_part *part) {
     uint64_t n = tagc_reducer_residual_elems(part->reducer);
     float *kept = part->resting, *sent = kept + n;
     for (uint32_t i = 0; i < part->n_members; i++) {
         const tagc_member *t = &model->tensors[part->members[i]];
-        if (!tagc_member_is_zero(model, unit, t)) continue;
+        if (!t->is_zero) continue;
         if (!part->rests) {
             TAGC_TRY(tagc_reducer_get_residual(part->reducer, sent, n));
             fill_with_zero(kept, n);
@@ -96,11 +96,21 @@ static tagc_status withdraw(const tagc_model *model, const tagc_model_unit *unit
     return part->rests ? tagc_reducer_set_residual(part->reducer, sent, n) : TAGC_OK;
 }
 
-tagc_status tagc_rest_begin(tagc_model *model, tagc_model_unit *unit) {
-    for (uint32_t p = 0; p < unit->n_parts; p++) {
-        unit->parts[p].rests = 0;
-        if (unit->parts[p].resting) TAGC_TRY(withdraw(model, unit, &unit->parts[p]));
+static tagc_status find_zeros(const tagc_model *model, tagc_model_unit *unit, void *stream) {
+    if (unit->is_there) return model->device->find_zeros(unit, stream);
+    for (uint32_t i = 0; i < unit->n_members; i++) {
+        tagc_member *t = &model->tensors[unit->members[i]];
+        t->is_zero = tagc_member_is_zero(model, unit, t);
     }
+    return TAGC_OK;
+}
+
+tagc_status tagc_rest_begin(tagc_model *model, tagc_model_unit *unit, void *stream) {
+    if (!model->options.rests) return TAGC_OK;
+    for (uint32_t p = 0; p < unit->n_parts; p++) unit->parts[p].rests = 0;
+    TAGC_TRY(find_zeros(model, unit, stream));
+    for (uint32_t p = 0; p < unit->n_parts; p++)
+        if (unit->parts[p].resting) TAGC_TRY(withdraw(model, &unit->parts[p]));
     return TAGC_OK;
 }
 

@@ -44,6 +44,8 @@ typedef struct tagc_model_device {
 
     /* ---- an exchange, the caller's thread ---- */
 
+    /* Sets is_zero of the unit's tensors, when the stream's work so far is done. It waits, also for the exchanges under way. */
+    tagc_status (*find_zeros)(tagc_model_unit *unit, void *stream);
     /* Puts it into streams. A failure, or that of the unit so far, goes to tagc_unit_exchange. */
     void (*begin)(tagc_model_unit *unit, void *stream, int waits);
     int (*is_over)(tagc_model_unit *unit);
@@ -78,6 +80,7 @@ typedef struct tagc_member {
     uint64_t *offsets; /* (n_owners,) of its elements in each owner's row; NULL without ranges */
     /* Its pieces in the exchange under way, in the unit's lists. */
     size_t first_gradient, n_gradients, first_sum, n_sums;
+    int is_zero; /* with options.rests: its gradient is, on this rank */
 } tagc_member;
 
 /* What one reducer exchanges. */
@@ -305,8 +308,9 @@ tagc_status tagc_unit_check(const tagc_model *model, uint32_t unit, const char *
 
 /* ---- residual.c ---- */
 
-/* Takes what tensors with a zero gradient keep out of the reducers, and puts it back. Both do nothing without options.rests. */
-tagc_status tagc_rest_begin(tagc_model *model, tagc_model_unit *unit);
+/* Takes what tensors with a zero gradient keep out of the reducers, and puts it back. Both do nothing without options.rests. Of a unit that
+ * stays on a device the caller's thread does it, before and after the exchange. stream: the device's, where gradients come. */
+tagc_status tagc_rest_begin(tagc_model *model, tagc_model_unit *unit, void *stream);
 tagc_status tagc_rest_end(tagc_model *model, tagc_model_unit *unit);
 
 /* ---- follow.c ---- */
@@ -346,8 +350,8 @@ tagc_status tagc_levels_agree(tagc_comm *within, tagc_comm *between, tagc_status
 tagc_status tagc_model_agree(const tagc_model *model, tagc_status status);
 /* TAGC_ERR_MISMATCH on all ranks unless all pass the same checksum; what: a sentence's end, see model.c. Collective. */
 tagc_status tagc_model_compare(tagc_model *model, uint64_t sum, const char *what);
-/* The same over the ranks of a host alone. is_own: whether this rank has failed itself. */
-tagc_status tagc_model_agree_within(const tagc_model *model, tagc_status status, int is_own);
+/* The same over the ranks of a host alone. is_own: whether this rank has failed itself. word: that they must have alike. */
+tagc_status tagc_model_agree_within(const tagc_model *model, tagc_status status, int is_own, uint32_t word);
 /* After a call over one of the two comms: if that broke, those who wait in the other learn of it now. Returns the status. */
 tagc_status tagc_model_share(const tagc_model *model, tagc_status status);
 /* What it sends to each other rank. */

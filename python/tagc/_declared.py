@@ -8,13 +8,10 @@ from ctypes import (
     CFUNCTYPE,
     POINTER,
     Structure,
-    c_char,
     c_char_p,
     c_double,
-    c_float,
     c_int,
     c_int32,
-    c_int64,
     c_size_t,
     c_uint32,
     c_uint64,
@@ -45,7 +42,6 @@ MAX_PHASES = 16
 RESIDUAL_NONE = -2
 SCHEDULE_SAMPLE = 512
 N_ALARM_KINDS = 3
-UNIT_WORDS = 8
 TRANSPORT_ABI = 1
 
 
@@ -237,36 +233,6 @@ class AllToAllCall(Structure):
         ("n_output", c_uint64), ("sends", POINTER(c_uint64)), ("receives", POINTER(c_uint64)),
         ("n_counts", c_uint64), ("blocks", POINTER(BlocksOptions)), ("element_bytes", c_uint64),
         ("sent_word", c_uint64), ("expected_word", c_uint64),
-    ]
-
-
-class Run(Structure):
-    _fields_ = [("start", c_uint64), ("target", c_uint64), ("length", c_uint64)]
-
-
-class UnitPart(Structure):
-    _fields_ = [
-        ("reducer", c_void_p), ("n_gradient", c_uint64), ("n_output", c_uint64), ("packs", POINTER(Run)),
-        ("n_packs", c_uint64), ("unpacks", POINTER(Run)), ("n_unpacks", c_uint64),
-    ]
-
-
-class UnitOptions(Structure):
-    _fields_ = [
-        ("struct_bytes", c_size_t), ("what", c_char_p), ("element", c_int), ("has_gaps", c_int),
-        ("factor", c_float), ("n_parts", c_uint32), ("parts", POINTER(UnitPart)), ("n_input", c_uint64),
-        ("n_output", c_uint64), ("n_comms", c_uint32), ("comms", c_void_p * 2), ("n_sampled", c_uint32),
-        ("schedule", c_void_p), ("numbers", c_void_p), ("counts", c_void_p), ("places", c_void_p),
-    ]
-
-
-class UnitStep(Structure):
-    _fields_ = [
-        ("words", c_int64 * 8), ("text", c_char_p), ("number", c_uint64), ("has_agreed", c_int),
-        ("gradients", c_void_p), ("outputs", c_void_p), ("n_gradients", c_uint64), ("n_outputs", c_uint64),
-        ("status", c_int), ("is_agreed", c_int), ("agree_s", c_double), ("exchange_s", c_double),
-        ("why", c_char * 512), ("stats", POINTER(ReducerStats)), ("n_full", c_uint32),
-        ("full", POINTER(c_uint32)), ("sums", POINTER(ScheduleSums)), ("squares", POINTER(c_double)),
     ]
 
 
@@ -487,13 +453,6 @@ FUNCTIONS: dict[str, dict[str, tuple[list[Any], Any]]] = {
             c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, c_int, POINTER(c_uint64),
         ], c_int),
         "tagc_job_destroy": ([c_void_p], None),
-        "tagc_unit_create": ([c_void_p, POINTER(UnitOptions), POINTER(c_void_p)], c_int),
-        "tagc_unit_work": ([c_void_p, POINTER(c_uint64), POINTER(c_uint64)], None),
-        "tagc_unit_enqueue": ([
-            c_void_p, POINTER(UnitStep), c_void_p, c_uint64, c_void_p, c_uint64, c_void_p, c_int,
-            POINTER(c_uint64),
-        ], c_int),
-        "tagc_unit_destroy": ([c_void_p], None),
         "tagc_model_create_on": ([
             c_void_p, c_void_p, c_void_p, POINTER(Tensor), c_size_t, POINTER(ModelOptions), POINTER(c_void_p),
         ], c_int),
@@ -504,11 +463,6 @@ FUNCTIONS: dict[str, dict[str, tuple[list[Any], Any]]] = {
             c_void_p, c_uint32, POINTER(Piece), c_size_t, POINTER(Piece), c_size_t, c_void_p, c_int,
         ], c_int),
         "tagc_kernels_open": ([c_void_p, POINTER(c_void_p)], c_int),
-        "tagc_store_create": ([c_void_p, POINTER(c_void_p)], c_int),
-        "tagc_store_expect": ([c_void_p, c_void_p, POINTER(ReducerOptions), c_uint32], c_int),
-        "tagc_store_destroy": ([c_void_p], None),
-        "tagc_reducer_create_in": ([c_void_p, c_void_p, POINTER(ReducerOptions), POINTER(c_void_p)], c_int),
-        "tagc_reducer_probe_in": ([c_void_p, c_void_p, POINTER(ReducerOptions), POINTER(c_void_p)], c_int),
         "tagc_gatherer_create_on": ([c_void_p, c_void_p, POINTER(GathererOptions), POINTER(c_void_p)], c_int),
         "tagc_kernels_bytes": ([c_void_p], c_uint64),
         "tagc_kernels_pinned_bytes": ([c_void_p], c_uint64),

@@ -14,6 +14,7 @@ import os
 import pathlib
 import re
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -250,6 +251,22 @@ dist.destroy_process_group()
 """
 
 
+# Forecasts need nothing of the environment that the first one did not need.
+PLANS = """
+import sys
+from tagc.commands.main import main
+for line in sys.stdin.read().splitlines():
+    assert main(line.split()[3:]) == 0, line
+"""
+
+
+def check_plans(door, lines):
+    """Runs commands that begin with "python -m tagc plan", in one process."""
+    (door.clone / "plans.py").write_text(PLANS)
+    quoted = shlex.quote("\n".join(lines))
+    door.run(f"python plans.py <<< {quoted}")
+
+
 def check_snippet(door):
     """Runs README's loop with the lines that its diff adds."""
     text = (door.clone / "README.md").read_text()
@@ -278,7 +295,7 @@ def main(source, scratch, command):
     if missing:
         fail(f"no page has {missing[0]!r} any more: take it out of ADDED")
     shutil.copytree(door.clone / "docs", door.clone / "FOLDER")
-    done = set()
+    done, plans = set(), []
     for line in lines:
         start, other = chosen(ADDED, line), chosen(NOT_HERE, line)
         if start is None or (other is not None and len(other) > len(start)):
@@ -286,12 +303,17 @@ def main(source, scratch, command):
         if line in done:
             continue
         done.add(line)
+        if line.startswith("python -m tagc plan "):
+            plans.append(line)
+            if len(plans) > 1:
+                continue
         prepare(door, start)
         said = door.run(f"{line} {ADDED[start]}")
         if start == 'pip install ".[torch]"':
             check_snippet(door)
         if SAVE in ADDED[start] and "saved" not in said:
             fail(said)
+    check_plans(door, plans[1:])
     print(f"{len(done)} commands of {len(PAGES)} pages")
     return 0
 

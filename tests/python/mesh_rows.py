@@ -179,7 +179,7 @@ def tensor_parallel(mesh, sequence=False, mlp=MLP):
     return parallelize_module(model, mesh, plan)
 
 
-@row(4, exact=True, quick=True)
+@row(4, exact=True)
 def fsdp2_tp():
     mesh = mesh_of(dp=2, tp=2)
     model = shard(tensor_parallel(mesh["tp"]), mesh=mesh["dp"])
@@ -486,7 +486,7 @@ def pp_fsdp2_gpipe():
     return of_fsdp2("ScheduleGPipe", 2)
 
 
-@row(4, exact=True, quick=True)
+@row(4, exact=True)
 def pp_fsdp2_1f1b():
     return of_fsdp2("Schedule1F1B", 2)
 

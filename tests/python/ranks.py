@@ -37,17 +37,21 @@ def run(function, world_size, *arguments, timeout_s=TIMEOUT_S):
     return [result for result, _ in outcomes]
 
 
-def run_each(checks, world_size, timeout_s=TIMEOUT_S):
-    """run() of several functions of one module, one after the other in the same processes."""
-    run(_each, world_size, checks[0].__module__, [check.__name__ for check in checks], timeout_s=timeout_s)
+def run_each(checks, world_size, *arguments, timeout_s=TIMEOUT_S):
+    """run() of several functions of modules, one after the other in the same processes."""
+    names = [(check.__module__, check.__name__) for check in checks]
+    run(_each, world_size, names, arguments, timeout_s=timeout_s)
 
 
-def _each(rank, world_size, module, names):
-    for name in names:
+def _each(rank, world_size, names, arguments):
+    for module, name in names:
+        begin = time.process_time()
         try:
-            getattr(importlib.import_module(module), name)(rank, world_size)
+            getattr(importlib.import_module(module), name)(rank, world_size, *arguments)
         except BaseException as failure:
             raise AssertionError(f"in {name}: {failure}") from failure
+        if rank == 0:  # pytest -rP shows it
+            print(f"{name}: {time.process_time() - begin:.1f} s of this rank's processor", flush=True)
 
 
 def fork_origin():

@@ -1,15 +1,13 @@
 """Models of which little is trained: adapters as PEFT names them, of attention alone; adapters that are too
 small; nothing to compress; nothing trained at all."""
 
-import contextlib
-import io
-
 import pytest
 
 torch = pytest.importorskip("torch")
 import ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from wrappers import heard, printed
 
 
 class Lora(nn.Module):
@@ -43,23 +41,15 @@ def adapters(n=512, r=16, mlp=False):
     return DistributedDataParallel(model)
 
 
-def said_by(model, *optimizer, **options):
-    """Returns the handle and what compress() prints on rank 0."""
-    import tagc.torch as tagc
-
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        handle = tagc.compress(model, *optimizer, **options)
-    return handle, said.getvalue()
-
-
 def of_attention_alone_are_selected(rank, world_size):
     """Selection begins, with the beta1 and a longer beta2; without an optimizer all values travel."""
+    import tagc.torch as tagc
+
     for how in ("compress", "param_groups", "none"):
         model = adapters()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(trained, 1e-3, (0.9, 0.9))
-        handle, said = said_by(model, *[optimizer][: how == "compress"])
+        handle, said = printed(tagc.compress, model, *[optimizer][: how == "compress"])
         if how == "param_groups":
             optimizer = torch.optim.AdamW(handle.param_groups(), 1e-3, (0.9, 0.9))
             assert [group["betas"] for group in optimizer.param_groups] == [(0.9, 0.9)]
@@ -95,8 +85,10 @@ def too_small_or_frozen(rank, world_size):
     """What there is to say is said once, and training works."""
     from torch.distributed.fsdp import fully_shard
 
+    import tagc.torch as tagc
+
     small = adapters(n=64, r=4)
-    handle, said = said_by(small)
+    handle, said = printed(tagc.compress, small)
     if rank == 0:
         assert (
             said.count("nothing of this model is compressed") == 1
@@ -109,12 +101,12 @@ def too_small_or_frozen(rank, world_size):
     assert handle.stats()["n_elems"] == 8 * 64 * 4 and "zero" not in repr(handle)
     handle.close()
     norms = nn.Sequential(nn.LayerNorm(64), nn.LayerNorm(64))
-    handle, said = said_by(DistributedDataParallel(norms))
+    handle, said = printed(tagc.compress, DistributedDataParallel(norms))
     assert ("as without tagc\n" in said) == (rank == 0) and "fewer than" not in said, said
     handle.close()
     frozen = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).requires_grad_(False)
     fully_shard(frozen)
-    handle, said = said_by(frozen)
+    handle, said = printed(tagc.compress, frozen)
     assert ("no parameter of this model is trained" in said) == (rank == 0) and "noise" not in said, said
     frozen(torch.randn(2, 64))
     handle.close()
@@ -122,8 +114,6 @@ def too_small_or_frozen(rank, world_size):
 
 def a_newer_torch(rank, world_size):
     """One warning, on rank 0, of a torch that the tests have not seen."""
-    import warnings
-
     import tagc.torch as tagc
     from tagc.torch.exchange import internals
 
@@ -131,10 +121,8 @@ def a_newer_torch(rank, world_size):
     for is_newer in (False, True):
         internals.NEWEST = (2, 9) if is_newer else newest
         model = DistributedDataParallel(nn.Linear(64, 64))
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
+        with heard("was tested with") as said:
             tagc.compress(model, verbose=False).close()
-        said = [str(warning.message) for warning in seen if "was tested with" in str(warning.message)]
         assert len(said) == (is_newer and rank == 0), said
     internals.NEWEST = newest
 

@@ -5,15 +5,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import ranks
-from test_adapters import adapters, said_by
+from test_adapters import adapters
+from wrappers import printed
 
 
 def come_to_the_last_level(rank, world_size):
+    import tagc.torch as tagc
+
     for mlp in (False, True):
         model = adapters(mlp=mlp)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(trained, 1e-3)
-        handle, said = said_by(model, optimizer)
+        handle, said = printed(tagc.compress, model, optimizer)
         assert "until tagc knows" not in said, said
         torch.manual_seed(rank)
         bits = []

@@ -4,7 +4,6 @@ or unused, under FSDP2, against gradients of one process over the whole batch.""
 import contextlib
 import dataclasses
 import io
-import warnings
 
 import pytest
 
@@ -12,72 +11,15 @@ torch = pytest.importorskip("torch")
 import ranks
 import torch.distributed as dist
 from models import Even, batch_of, loss_of
-from oracles import check_error
+from oracles import check_conserved, check_error, full_gradients
 from torch import nn
-
-
-def sharded(model, **options):
-    from torch.distributed.fsdp import fully_shard
-
-    for layer in model.layers:
-        fully_shard(layer, **options)
-    return fully_shard(model, **options)
-
-
-def made(model_class=Even, **options):
-    torch.manual_seed(0)
-    return sharded(model_class(), **options)
-
-
-def full_gradients(model, world_size, steps=(0,)):
-    sum(loss_of(model, batch_of(rank, step)) for rank in range(world_size) for step in steps).div(
-        world_size
-    ).backward()
-    return {
-        name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
-    }
-
-
-def one_process(model_class, world_size, steps=(0,)):
-    torch.manual_seed(0)
-    return full_gradients(model_class(), world_size, steps)
-
-
-def mean_residuals(handle):
-    """name -> the mean of all ranks' residuals, fp64."""
-    means = {}
-    for name, values in next(iter(handle.state_dict().values()))["residuals"].items():
-        means[name] = values.double()
-        dist.all_reduce(means[name])
-        means[name] /= dist.get_world_size()
-    return means
-
-
-def grads_of(model):
-    return {name: p.grad.full_tensor().double() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def check_conserved(model, handle, expected, scale=1.0, rtol=1e-5, atol=1e-6, sums=None):
-    """What was received, now or as `sums`, and what is held back make `expected`."""
-    held, received = mean_residuals(handle), sums or grads_of(model)
-    assert set(received) == set(expected)
-    for name, values in expected.items():
-        whole = (received[name] + held[name]) / scale if name in held else received[name] / scale
-        torch.testing.assert_close(whole, values.double(), rtol=rtol, atol=atol, msg=name)
-    assert any(values.abs().sum() > 0 for values in held.values())
-
+from wrapper_checks import add
+from wrappers import gradients, heard, mean_residuals, residuals_of, wrap, wrapped
 
 OPTIONS = dict(sparsity=0.9, layers="all", residual="fp32", verbose=False)  # sums are compared exactly
 
 
 # ---- gradients that get no step ----
-
-
-def wrapped(wrap):
-    from torch.nn.parallel import DistributedDataParallel
-
-    torch.manual_seed(0)
-    return DistributedDataParallel(Even()) if wrap == "ddp" else sharded(Even())
 
 
 def norm_of(model):
@@ -89,10 +31,10 @@ def discarded(rank, world_size):
     """A batch whose gradient is 10,000 times as large gets no step. Its rest does not come with the next."""
     import tagc.torch as tagc
 
-    for wrap in ("ddp", "fsdp2"):
+    for kind in ("ddp", "fsdp2"):
         for sent in (dict(sparsity=0.95), dict(sparsity=0, values="int4")):
             for discards in (True, False):
-                model = wrapped(wrap)
+                model = wrapped(kind)
                 handle = tagc.compress(model, layers="all", verbose=False, **tagc.grouped(sent))
                 norms = []
                 for factor in (1, 1e4, 1, 1):
@@ -103,11 +45,11 @@ def discarded(rank, world_size):
                         held = [u.residuals_on_the_wire() for u in handle.state.units.values()]
                         assert not any(v.any() for unit in held for v in unit.values())
                     model.zero_grad()
-                assert norms[1] > 1000 * norms[0], (wrap, sent, norms)
+                assert norms[1] > 1000 * norms[0], (kind, sent, norms)
                 if discards:
-                    assert max(norms[2:]) < 3 * norms[0], (wrap, sent, norms)
+                    assert max(norms[2:]) < 3 * norms[0], (kind, sent, norms)
                 else:
-                    assert norms[2] > 10 * norms[0], (wrap, sent, norms)
+                    assert norms[2] > 10 * norms[0], (kind, sent, norms)
                 handle.close()
                 check_error(handle.discard, "closed")
 
@@ -117,8 +59,8 @@ def no_step_between(rank, world_size):
     import tagc.torch as tagc
 
     about = "made no step between"
-    for wrap in ("ddp", "fsdp2"):
-        model = wrapped(wrap)
+    for kind in ("ddp", "fsdp2"):
+        model = wrapped(kind)
         optimizer = torch.optim.AdamW(model.parameters())
         with contextlib.redirect_stdout(io.StringIO()) as output:
             handle = tagc.compress(model, optimizer, layers="all")
@@ -165,13 +107,12 @@ def grad_scaler(rank, world_size):
     skipped."""
     import tagc.torch as tagc
 
-    model = made()
+    model = wrapped("fsdp2")
     with tagc.compress(model, **tagc.grouped(OPTIONS)) as handle:
         scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
         handle.follow(scaler)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        received = {name: 0 for name, _ in model.named_parameters()}
-        scales = []
+        received, scales = {}, []
         for step in range(8):
             optimizer.zero_grad()
             x, y = batch_of(rank, step)
@@ -186,13 +127,14 @@ def grad_scaler(rank, world_size):
                 for name, values in mean_residuals(handle).items():
                     assert torch.equal(values, before[name] * (scales[-1] / scales[-2])), name
             scaler.unscale_(optimizer)
-            for name, grad in grads_of(model).items():
-                assert bool(grad.isfinite().all()) == (step != 4)
-                received[name] = received[name] + (grad if step != 4 else 0)
+            found = gradients(model)
+            assert all(bool(gradient.isfinite().all()) == (step != 4) for gradient in found.values())
+            if step != 4:
+                add(received, found)
             scaler.step(optimizer)
             scaler.update()
         assert scales == [256.0, 256.0, 512.0, 512.0, 1024.0, 512.0, 512.0, 1024.0], scales
-        expected = one_process(Even, world_size, [step for step in range(8) if step != 4])
+        expected = full_gradients(Even, world_size, [step for step in range(8) if step != 4])
         held = {name: values / handle.state.loss_scale for name, values in mean_residuals(handle).items()}
         for name, values in expected.items():
             torch.testing.assert_close(
@@ -203,7 +145,7 @@ def grad_scaler(rank, world_size):
 def loss_scale_by_hand(rank, world_size):
     import tagc.torch as tagc
 
-    model = made()
+    model = wrapped("fsdp2")
     with tagc.compress(model, **tagc.grouped(OPTIONS)) as handle:
         for bad in (0, -1.0, float("inf"), float("nan"), "2", None, True):
             with pytest.raises(tagc.Error, match="loss scale is"):
@@ -211,30 +153,24 @@ def loss_scale_by_hand(rank, world_size):
         with pytest.raises(tagc.Error, match="get_scale"):
             handle.follow(3)
         handle.loss_scale(128.0)  # before there is a reducer
-        sums, steps = {name: 0 for name, _ in model.named_parameters()}, range(3)
-        for step, scale in zip(steps, (128.0, 8.0, 8.0)):
+        received, given = {}, full_gradients(Even, world_size, range(3))
+        for step, scale in enumerate((128.0, 8.0, 8.0)):
             model.zero_grad()
             handle.loss_scale(scale)
             (scale * loss_of(model, batch_of(rank, step))).backward()
-            sums = {name: sums[name] + grad / scale for name, grad in grads_of(model).items()}
-        check_conserved(
-            model,
-            handle,
-            one_process(Even, world_size, steps),
-            scale=8.0,
-            sums={name: 8.0 * values for name, values in sums.items()},
-        )
+            add(received, {name: 8.0 / scale * gradient for name, gradient in gradients(model).items()})
+        check_conserved(handle, received, {name: 8.0 * values for name, values in given.items()})
         before = handle.state_dict()
         handle.load_state_dict(before)  # kept until there are reducers, which there are
         handle.loss_scale(16.0)
-        for name, values in next(iter(handle.state_dict().values()))["residuals"].items():
-            assert torch.equal(values, 2 * next(iter(before.values()))["residuals"][name]), name
-        model2 = made()
+        for name, values in residuals_of(handle).items():
+            assert torch.equal(values, 2 * residuals_of(before)[name]), name
+        model2 = wrapped("fsdp2")
     with tagc.compress(model2, **tagc.grouped(OPTIONS)) as handle:
         handle.load_state_dict(before)
         handle.loss_scale(4.0)  # of residuals that have no reducer yet
-        for name, values in next(iter(handle.state_dict().values()))["residuals"].items():
-            assert torch.equal(values, next(iter(before.values()))["residuals"][name] / 2), name
+        for name, values in residuals_of(handle).items():
+            assert torch.equal(values, residuals_of(before)[name] / 2), name
         handle.loss_scale(4.0 + rank)
         with pytest.raises(tagc.Error, match="loss scale 4.0.*loss scale 5.0"):
             loss_of(model2, batch_of(rank)).backward()
@@ -264,21 +200,20 @@ def mixed_precision(rank, world_size):
         for sparsity in (0, 0.9):
             mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype)
             torch.manual_seed(0)
-            model = Even()
+            model, sums = Even(), {}
             for layer in model.layers:
                 fully_shard(layer, mp_policy=mixed)
             fully_shard(model, mp_policy=dataclasses.replace(mixed, output_dtype=fp32))
-            sums = {name: 0 for name, _ in model.named_parameters()}
             with tagc.compress(model, **tagc.grouped(OPTIONS | dict(sparsity=sparsity))) as handle:
                 for step in range(2):
                     model.zero_grad()
                     loss_of(model, batch_of(rank, step)).backward()
-                    sums = {name: sums[name] + grad for name, grad in grads_of(model).items()}
+                    add(sums, gradients(model))
                 # torch halves what could overflow, on two ranks
                 factor = 2.0 if (reduce_dtype or follows or dtype) == fp16 else 1.0
                 held = mean_residuals(handle) if sparsity else {}
                 assert all(p.grad.dtype == fp32 for p in model.parameters())
-                for name, values in one_process(Even, world_size, range(2)).items():
+                for name, values in full_gradients(Even, world_size, range(2)).items():
                     whole = sums[name] + factor * held.get(name, 0)
                     error = (whole - values).norm() / values.norm()
                     assert error < rtol, (dtype, reduce_dtype, sparsity, name, error)
@@ -288,9 +223,9 @@ def divide_factors(rank, world_size):
     """Sums, and factors of one's own: PREMUL_SUM, which gloo itself does not have."""
     import tagc.torch as tagc
 
-    expected = one_process(Even, world_size)
+    expected = full_gradients(Even, world_size)
     for sparsity in (0, 0.9):
-        model = made()
+        model = wrapped("fsdp2")
         with tagc.compress(model, **tagc.grouped(OPTIONS | dict(sparsity=sparsity))) as handle:
             for factor, forced in ((3.0, False), (3.0, True), (float(world_size), False), (None, True)):
                 for module in [model, *model.layers]:
@@ -304,8 +239,8 @@ def divide_factors(rank, world_size):
                 loss_of(model, batch_of(rank)).backward()
                 times = world_size / factor if factor else 1.0
                 held = mean_residuals(handle) if sparsity else {}
-                for name, grad in grads_of(model).items():
-                    whole = grad + times * held.get(name, 0)
+                for name, gradient in gradients(model).items():
+                    whole = gradient.double() + times * held.get(name, 0)
                     torch.testing.assert_close(
                         whole,
                         times * expected[name].double(),
@@ -324,19 +259,6 @@ def zeros(handle):
 # ---- ways to run a backward pass ----
 
 
-def accumulation(rank, world_size):
-    import tagc.torch as tagc
-
-    for sync_each in (True, False):
-        model = made()
-        with tagc.compress(model, **tagc.grouped(OPTIONS)) as handle:
-            for step in range(3):
-                model.set_requires_gradient_sync(sync_each or step == 2)
-                loss_of(model, batch_of(rank, step)).backward()
-            assert handle.n_steps == (3 if sync_each else 1)
-            check_conserved(model, handle, one_process(Even, world_size, range(3)))
-
-
 def checkpointed_activations(rank, world_size):
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
@@ -345,18 +267,14 @@ def checkpointed_activations(rank, world_size):
     torch.manual_seed(0)
     model = Even()
     model.layers = nn.ModuleList(checkpoint_wrapper(layer) for layer in model.layers)
-    sharded(model)
+    wrap("fsdp2", model)
     with tagc.compress(model, **tagc.grouped(OPTIONS)) as handle:
         assert "layers.1.mlp.weight" in {parameter.name for parameter in handle.wrapper.parameters()}
         loss_of(model, batch_of(rank)).backward()
         assert handle.n_steps == 1 and handle.stats()["n_units"] == 3
-        expected = one_process(Even, world_size)
-        held = mean_residuals(handle)
-        for name, grad in grads_of(model).items():
-            name = name.replace("_checkpoint_wrapped_module.", "")
-            torch.testing.assert_close(
-                grad + held[name], expected[name].double(), rtol=1e-5, atol=1e-6, msg=name
-            )
+        found = gradients(model).items()
+        found = {name.replace("_checkpoint_wrapped_module.", ""): gradient for name, gradient in found}
+        assert check_conserved(handle, found, full_gradients(Even, world_size))
 
 
 # ---- parameters that are not like others ----
@@ -392,36 +310,36 @@ def unlike_others(rank, world_size):
     from tagc.torch.exchange import internals
 
     def expected(used, frozen=()):
-        torch.manual_seed(0)
-        model = Uneven()
-        model.used = used
-        for name in frozen:
-            model.get_parameter(name).requires_grad_(False)
-        return full_gradients(model, world_size)
+        def make():
+            model = Uneven()
+            model.used = used
+            for name in frozen:
+                model.get_parameter(name).requires_grad_(False)
+            return model
 
-    torch.manual_seed(0)
-    model = sharded(Uneven())
-    with (
-        tagc.compress(model, **tagc.grouped(OPTIONS)) as handle,
-        warnings.catch_warnings(record=True) as warned,
-    ):
-        warnings.simplefilter("always")
+        return full_gradients(make, world_size)
+
+    def check(given):
+        assert set(gradients(model)) == set(given)
+        assert check_conserved(handle, gradients(model), given)
+
+    model = wrapped("fsdp2", Uneven)
+    with tagc.compress(model, **tagc.grouped(OPTIONS)) as handle, heard("tagc") as said:
         everything = {"single", "twin 0", "twin 1"}
         loss_of(model, batch_of(rank)).backward()
-        check_conserved(model, handle, expected(everything))
+        check(expected(everything))
         # Torch leaves one out: this unit goes dense, and its residuals stay.
         model.zero_grad()
         before = handle.state_dict()
         model.used = everything - {"twin 0"}
         loss_of(model, batch_of(rank)).backward()
         assert model.twins[0].weight.grad is None
-        for name, grad in grads_of(model).items():
+        given = expected(model.used)
+        for name, gradient in gradients(model).items():
             if not name.startswith("layers."):
-                torch.testing.assert_close(
-                    grad, expected(model.used)[name].double(), rtol=1e-5, atol=1e-6, msg=name
-                )
-        after = next(iter(handle.state_dict().values()))["residuals"]
-        for name, values in next(iter(before.values()))["residuals"].items():
+                torch.testing.assert_close(gradient, given[name], rtol=1e-5, atol=1e-6, msg=name)
+        after = residuals_of(handle)
+        for name, values in residuals_of(before).items():
             assert torch.equal(values, after[name]) or name.startswith("layers."), name
         # Torch 2.13 gives zeros in the next pass, and the unit is compressed.
         if internals.can_reduce_unused():
@@ -430,26 +348,24 @@ def unlike_others(rank, world_size):
             model.used = everything - {"twin 0", "single"}
             loss_of(model, batch_of(rank)).backward()
             nothing = {"twins.0.weight": torch.zeros(24, 24), "single": torch.zeros(25)}
-            check_conserved(model, handle, expected(model.used) | nothing)
-        said = [str(w.message) for w in warned if "tagc" in str(w.message)]
-        assert len(said) == (rank == 0), said
-        assert all("root module" in text and "twins.0.weight" in text for text in said)
+            check(expected(model.used) | nothing)
         # Frozen from now on: not in the gradient at all.
         model.zero_grad()
         model.used = everything
         handle.load_state_dict(zeros(handle))
         model.twins[0].weight.requires_grad_(False)
         loss_of(model, batch_of(rank)).backward()
-        check_conserved(model, handle, expected(everything, ["twins.0.weight"]))
-        before = handle.state_dict()
-        handle.load_state_dict(before)
+        check(expected(everything, ["twins.0.weight"]))
+        handle.load_state_dict(handle.state_dict())
+    assert len(said) == (rank == 0), said
+    assert all("root module" in text and "twins.0.weight" in text for text in said)
 
 
 def parameter_groups(rank, world_size):
     """Every trainable parameter once, and a short first moment for the compressed ones only."""
     import tagc.torch as tagc
 
-    model = made()
+    model = wrapped("fsdp2")
     model.layers[0].mlp.weight.requires_grad_(False)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     options = OPTIONS | dict(
@@ -523,7 +439,6 @@ CHECKS = [
     loss_scale_by_hand,
     mixed_precision,
     divide_factors,
-    accumulation,
     checkpointed_activations,
     unlike_others,
     parameter_groups,
@@ -559,9 +474,8 @@ def near_the_top_of_fp16(rank, world_size):
             given += gradient / world_size
             n_saturated += handle.stats()["n_saturated"]
         assert n_saturated > 0 and handle.stats()["n_nonfinite"] == 0
-        waiting = next(iter(handle.state_dict()[f"rank{rank}"]["residuals"].values())).float()
-        dist.all_reduce(waiting)
-        lost = given - came - waiting / world_size
+        (waiting,) = mean_residuals(handle).values()
+        lost = given - came - waiting
         assert lost.abs().mean() < 0.02 * given.mean() and lost.mean().abs() < 1e-3 * given.mean(), options
         handle.close()
 
@@ -582,11 +496,9 @@ def a_scaler_that_is_not_followed(rank, world_size):
             handle.follow(torch.amp.GradScaler("cpu"))
         elif how == "scale":
             handle.loss_scale(2.0)
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
+        with heard("handle.follow(scaler)") as said:
             for factor in (1.0, float("inf"), float("inf")):
                 (factor * model(torch.ones(1, 64)).sum()).backward()
-        said = [str(warning.message) for warning in seen if "handle.follow(scaler)" in str(warning.message)]
         assert len(said) == (how == "unknown" and rank == 0), (how, said)
         handle.close()
 

@@ -2,28 +2,20 @@
 parameters replaced. tagc follows what the optimizer and the model have at each exchange, or says what it
 cannot follow."""
 
-import warnings
-
 import pytest
 
 torch = pytest.importorskip("torch")
 import ranks
 from test_meshes import Given, noise
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from wrappers import heard, wrap
 
 EVERY, LAST = 1, 3
 SHAPES = {"early": (80, 64), "late": (64, 96)}
 
 
 def wrapped(kind, frozen=()):
-    from torch.distributed.fsdp import fully_shard
-
-    model = Given(**SHAPES)
-    if kind == "ddp":
-        model = DistributedDataParallel(model, find_unused_parameters=True)
-    else:
-        fully_shard(model)
+    model = wrap(kind, Given(**SHAPES), **({"find_unused_parameters": True} if kind == "ddp" else {}))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not any(part in name for part in frozen))
     return model
@@ -137,10 +129,8 @@ def what_is_not_followed(rank, world_size):
     import tagc.torch as tagc
 
     def said_by(function):
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
+        with heard("tagc: of.") as texts:
             function()
-        texts = [str(each.message) for each in said if "tagc: of." in str(each.message)]
         assert rank == 0 or not texts, texts
         return texts
 

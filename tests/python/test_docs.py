@@ -1,10 +1,10 @@
 """Every python snippet of PAGES runs on two ranks as it stands there, also as a diff and in README's table of
 calls; every relative link and every path of every page leads somewhere, and README stays short.
 
-What a snippet takes from its reader's program comes from a function here of the same name: a snippet that
-begins to use `sampler` needs a `@provides def sampler(take)`. take("model") gives what another one makes,
-once per snippet. take.text is the snippet. What must hold after it is looked at by `@after("words of the
-snippet")`."""
+What a snippet takes from its reader's program comes from PROVIDED, or a function here of the same name: a
+snippet that begins to use `sampler` needs a `@provides def sampler(take)`. take("model") gives what another
+one makes, once per snippet. take.text is the snippet. What must hold after it is looked at by
+`@after("words of the snippet")`."""
 
 import ast
 import builtins
@@ -14,6 +14,7 @@ import io
 import json
 import os
 import pathlib
+import pkgutil
 import re
 import subprocess
 import sys
@@ -199,52 +200,11 @@ def backward(model, rank, step):
 
 
 @provides
-def tagc(take):
-    import tagc.torch
-
-    return tagc.torch
-
-
-@provides
-def fully_shard(take):
-    from torch.distributed.fsdp import fully_shard
-
-    return fully_shard
-
-
-@provides
-def DistributedDataParallel(take):
-    return nn.parallel.DistributedDataParallel
-
-
-@provides
 def init_device_mesh(take):
     """On processors, whatever the device is called."""
     from torch.distributed.device_mesh import init_device_mesh
 
     return lambda device, *given, **more: init_device_mesh("cpu", *given, **more)
-
-
-@provides
-def mesh(take):
-    return take("init_device_mesh")("cpu", (take.world_size,))
-
-
-@provides
-def ep_mesh(take):
-    return take("init_device_mesh")("cpu", (take.world_size,))
-
-
-@provides
-def experts(take):
-    return nn.Identity()
-
-
-@provides
-def parallelize_module(take):
-    from torch.distributed.tensor.parallel import parallelize_module
-
-    return parallelize_module
 
 
 @provides
@@ -260,13 +220,6 @@ def ExpertParallel(take):
             return all_to_all_single_autograd(tokens, received, sent, mesh.get_group())
 
     return Style
-
-
-@provides
-def dcp(take):
-    import torch.distributed.checkpoint as dcp
-
-    return dcp
 
 
 @provides
@@ -311,26 +264,6 @@ def handle(take):
 
 
 @provides
-def optimizer(take):
-    return torch.optim.AdamW(take("model").parameters(), lr=1e-3)
-
-
-@provides
-def scheduler(take):
-    return torch.optim.lr_scheduler.CosineAnnealingLR(take("optimizer"), 10)
-
-
-@provides
-def path(take):
-    return str(take.folder / "checkpoint")
-
-
-@provides
-def folder(take):
-    return str(take.folder / "folder")
-
-
-@provides
 def writer(take):
     """As TensorBoard's."""
     take.logged = logged = []
@@ -351,20 +284,61 @@ def wandb(take):
     return types.SimpleNamespace(log=log)
 
 
-@provides
-def batches(take):
-    return torch.randn(31, 4, 64, generator=torch.Generator().manual_seed(take.rank))
-
-
-PROVIDED |= {"torch": lambda take: torch, "dist": lambda take: dist, "nn": lambda take: nn,
-             "lr": lambda take: 1e-3,
-             "n_hosts": lambda take: take.world_size, "ranks_per_host": lambda take: 1,
-             "gpus_per_host": lambda take: 1,
-             "n_sites": lambda take: take.world_size,
-             "ranks_per_site": lambda take: 1}  # fmt: skip
+IMPORTED = {
+    "DistributedDataParallel": "torch.nn.parallel:DistributedDataParallel",
+    "PipelineStage": "torch.distributed.pipelining:PipelineStage",
+    "Schedule1F1B": "torch.distributed.pipelining:Schedule1F1B",
+    "dcp": "torch.distributed.checkpoint",
+    "dist": "torch.distributed",
+    "fully_shard": "torch.distributed.fsdp:fully_shard",
+    "nn": "torch.nn",
+    "parallelize_module": "torch.distributed.tensor.parallel:parallelize_module",
+    "tagc": "tagc.torch",
+    "torch": "torch",
+}
+PROVIDED |= {name: lambda take, where=where: pkgutil.resolve_name(where) for name, where in IMPORTED.items()}
+PROVIDED |= dict.fromkeys(("n_hosts", "n_sites", "n_stages"), lambda take: take.world_size)
+PROVIDED |= dict.fromkeys(("ranks_per_host", "gpus_per_host", "ranks_per_site"), lambda take: 1)
+PROVIDED |= dict.fromkeys(
+    ("mesh", "ep_mesh"), lambda take: take("init_device_mesh")("cpu", (take.world_size,))
+)
+PROVIDED |= {
+    "accelerator": lambda take: pkgutil.resolve_name("accelerate:Accelerator")(cpu=True),
+    "batches": lambda take: torch.randn(31, 4, 64, generator=torch.Generator().manual_seed(take.rank)),
+    "dataset": lambda take: [{"input_ids": row, "labels": row} for row in rows_of_tokens()],
+    "device": lambda take: torch.device("cpu"),
+    "experts": lambda take: nn.Identity(),
+    "folder": lambda take: str(take.folder / "folder"),
+    "i": lambda take: take.rank,
+    "layers": lambda take: nn.Linear(64, 64),
+    "loss_fn": lambda take: nn.functional.mse_loss,
+    "lr": lambda take: 1e-3,
+    "optimizer": lambda take: torch.optim.AdamW(take("model").parameters(), lr=1e-3),
+    "path": lambda take: str(take.folder / "checkpoint"),
+    "scheduler": lambda take: torch.optim.lr_scheduler.CosineAnnealingLR(take("optimizer"), 10),
+    "stage": lambda take: take("PipelineStage")(*map(take, ("layers", "i", "n_stages", "device"))),
+    "trainer": lambda take: take("Trainer")(*map(take, ("model", "args")), train_dataset=take("dataset")),
+}
 
 
 # ---- loops that others own ----
+
+
+def rows_of_tokens():
+    return torch.randint(96, (64, 16), generator=torch.Generator().manual_seed(1))
+
+
+def environment(rank, n):
+    """Of Lightning: the ranks of this test, in place of torchrun's."""
+    from lightning.fabric.plugins.environments import LightningEnvironment
+
+    class Environment(LightningEnvironment):
+        creates_processes_externally = property(lambda self: True)
+        world_size = lambda self: n
+        global_rank = local_rank = lambda self: rank
+        set_world_size = set_global_rank = lambda self, n: None
+
+    return Environment()
 
 
 def tiny_gpt2():
@@ -391,48 +365,18 @@ def args(take):
 
 
 @provides
-def dataset(take):
-    tokens = torch.randint(96, (64, 16), generator=torch.Generator().manual_seed(1))
-    return [{"input_ids": row, "labels": row} for row in tokens]
-
-
-@provides
-def trainer(take):
-    return take("Trainer")(take("model"), take("args"), train_dataset=take("dataset"))
-
-
-@provides
-def accelerator(take):
-    import accelerate
-
-    return accelerate.Accelerator(cpu=True)
-
-
-@provides
 def Trainer(take):
     if "transformers" in take.text:
         import transformers
 
         return transformers.Trainer
     import lightning.pytorch as lightning
-    from lightning.fabric.plugins.environments import LightningEnvironment
-
-    class Environment(LightningEnvironment):
-        """The ranks of this test, in place of torchrun's."""
-
-        creates_processes_externally = property(lambda self: True)
-        world_size, global_rank, local_rank = (
-            lambda self: take.world_size,
-            lambda self: take.rank,
-            lambda self: take.rank,
-        )
-        set_world_size = set_global_rank = lambda self, n: None
 
     return functools.partial(
         lightning.Trainer,
         accelerator="cpu",
         devices=take.world_size,
-        plugins=[Environment()],
+        plugins=[environment(take.rank, take.world_size)],
         max_steps=2,
         logger=False,
         enable_checkpointing=False,
@@ -463,50 +407,6 @@ def module(take):
             return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
     return Module()
-
-
-@provides
-def PipelineStage(take):
-    from torch.distributed.pipelining import PipelineStage
-
-    return PipelineStage
-
-
-@provides
-def Schedule1F1B(take):
-    from torch.distributed.pipelining import Schedule1F1B
-
-    return Schedule1F1B
-
-
-@provides
-def stage(take):
-    return take("PipelineStage")(take("layers"), take("i"), take("n_stages"), take("device"))
-
-
-@provides
-def layers(take):
-    return nn.Linear(64, 64)
-
-
-@provides
-def i(take):
-    return take.rank
-
-
-@provides
-def n_stages(take):
-    return take.world_size
-
-
-@provides
-def device(take):
-    return torch.device("cpu")
-
-
-@provides
-def loss_fn(take):
-    return nn.functional.mse_loss
 
 
 @provides

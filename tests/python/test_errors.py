@@ -19,9 +19,9 @@ import ranks
 import torch.distributed as dist
 from models import Even, Odd, batch_of, loss_of
 from oracles import check_error
-from test_state import wrapped
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from wrappers import wrapped
 
 
 def refused(words, model, status=None, **options):
@@ -288,7 +288,7 @@ def bad_calls(rank, world_size):
     """Of the hook itself: it fails on all ranks, and the next proper call works."""
     import tagc.torch as tagc
 
-    model = wrapped("fsdp2", model_class=Odd)
+    model = wrapped("fsdp2", make=Odd)
     with tagc.compress(model, sparsity=0.9, layers="all", verbose=False) as handle:
         hook, module = hook_of(handle)
         n = sum(parameter.numel for parameter in module.parameters)
@@ -471,55 +471,6 @@ def different_units(rank, world_size):
             assert raised.value.status == "mismatch"
 
 
-class Quit(torch.autograd.Function):
-    """Ends, or stops, one rank in the middle of its backward pass."""
-
-    @staticmethod
-    def forward(ctx, x, how):
-        ctx.how = how
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        ctx.how()
-        return gradient, None
-
-
-def quits(rank, world_size, kind, how):
-    """The others raise the Error of a lost peer. How long that took."""
-    import tagc.torch as tagc
-    from tagc.torch.exchange import internals
-
-    store = internals.default_store()
-    ways = {"dies": lambda: os._exit(3), "sleeps": lambda: store.wait(["rank 0 has given up"])}
-
-    class Quitting(Even):
-        def forward(self, x):
-            x = self.embed(nn.functional.pad(x, (0, 1)))
-            x = self.layers[0](x)
-            if rank == 1 and self.is_last:  # after the exchange of what follows, before the rest
-                x = Quit.apply(x, ways[how])
-            return self.head(self.layers[1](x))[..., :3].clone()
-
-    Quitting.is_last = False
-    model = wrapped(kind, model_class=Quitting)
-    handle = tagc.compress(model, sparsity=0.9, layers="all", verbose=False, timeout_s=4)
-    loss_of(model, batch_of(rank)).backward()
-    Quitting.is_last = True
-    begin = time.monotonic()
-    try:
-        loss_of(model, batch_of(rank)).backward()
-    except tagc.Error as failure:
-        status = {"dies": "transport", "sleeps": "timeout"}[how]
-        is_told = failure.status == status and "rank 1" in str(failure)
-        store.set("rank 0 has given up", "")
-        os._exit(7 if is_told and time.monotonic() - begin < 30 else 8)
-    except BaseException as failure:  # torch's own messages between, which have another timeout
-        print(f"{rank}: {type(failure)}: {failure}")
-        os._exit(9)
-    os._exit(10)
-
-
 CHECKS = [
     no_library,
     bad_values,
@@ -553,12 +504,6 @@ def closed_at_once(rank, world_size):
 
 def test_closed_at_once():
     ranks.run(closed_at_once, 4)
-
-
-@pytest.mark.parametrize("how", ["dies", "sleeps"])
-def test_a_rank_that_quits(how):
-    outcomes = ranks.attempt(quits, 2, "ddp", how, timeout_s=60)
-    assert outcomes[0][1] == "ended with 7", outcomes
 
 
 def test_signatures():

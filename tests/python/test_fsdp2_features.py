@@ -11,8 +11,9 @@ import ranks
 import torch.distributed as dist
 from models import Even, EvenBlock, Odd, batch_of, loss_of
 from oracles import check_alike, check_equal, check_error, full_gradients
-from test_fsdp2 import Twins, gradients, sharded, units_of
+from test_fsdp2 import Twins
 from torch.distributed.device_mesh import DeviceMesh
+from wrappers import gradients, heard, wrapped
 
 VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 
@@ -34,7 +35,7 @@ def unfrozen_after_an_evaluation(rank, world_size):
     import tagc.torch as tagc
 
     for compress_last in (False, True):
-        model = sharded(Even)
+        model = wrapped("fsdp2", Even)
         model.head.weight.requires_grad_(False)
         handle = None if compress_last else tagc.compress(model, sparsity=0, verbose=False)
         with torch.no_grad():
@@ -54,12 +55,11 @@ def nothing_deprecated(rank, world_size):
     """torch 2.13 gave collectives other names, and warns of the old ones."""
     import tagc.torch as tagc
 
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        model = sharded(Even)
+    with heard("deprecated") as said:
+        model = wrapped("fsdp2")
         with tagc.compress(model, verbose=False):
             loss_of(model, batch_of(rank)).backward()
-    assert not [str(warning.message) for warning in said if "deprecated" in str(warning.message)]
+    assert not said
 
 
 class Own:
@@ -85,16 +85,14 @@ def what_is_a_users_own(rank, world_size):
 
     import tagc.torch as tagc
 
-    model = sharded(Even)
+    model = wrapped("fsdp2", Even)
     reduce, gather = Own(), Own()
     model.layers[0].set_custom_reduce_scatter(reduce)
     model.layers[0].set_custom_all_gather(gather)
     for options, gathers in (({}, True), ({"parameters": "int8"}, False)):
         reduce.n_calls = gather.n_calls = 0
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
+        with heard("not called while tagc") as texts:
             handle = tagc.compress(model, sparsity=0, verbose=False, **tagc.grouped(options))
-        texts = [str(warning.message) for warning in said if "not called while tagc" in str(warning.message)]
         whats = ["reduce-scatter"] + ([] if gathers else ["all-gather"])
         assert len(texts) == (len(whats) if rank == 0 else 0), texts
         assert all(f"layers.0 has a custom {what} (Own)" in text for what, text in zip(whats, texts)), texts
@@ -113,10 +111,8 @@ def what_is_a_users_own(rank, world_size):
     model = Even()
     for layer in model.layers:
         fully_shard(layer)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+    with heard("in no fully_shard()") as texts:
         tagc.compress(model, verbose=False).close()
-    texts = [str(warning.message) for warning in said if "in no fully_shard()" in str(warning.message)]
     assert len(texts) == (rank == 0) and all(
         "3 trained parameters" in text and "embed.weight" in text for text in texts
     ), texts
@@ -131,7 +127,7 @@ def a_group_of_its_own(rank, world_size):
         return why
     import tagc.torch as tagc
 
-    model = sharded(Odd)
+    model = wrapped("fsdp2", Odd)
     with tagc.compress(model, sparsity=0, layers="all", verbose=False) as handle:
         model.set_separate_reduce_scatter_group()
         seen, begin = [], handle.passes.begin
@@ -151,7 +147,7 @@ def unused_parameters_reduced(rank, world_size):
         return why
     import tagc.torch as tagc
 
-    model = sharded(Twins)
+    model = wrapped("fsdp2", Twins)
     model.set_reduce_scatter_unused_params(True)
     with tagc.compress(model, sparsity=0, layers="all", verbose=False):
         with warnings.catch_warnings():
@@ -186,7 +182,7 @@ def gradients_of_two_dtypes(rank, world_size):
         verbose=False,
     ) as handle:
         loss_of(model, batch_of(rank)).backward()
-        order = units_of(model)[1]._get_fsdp_state()._fsdp_param_groups[0]._reduce_scatter_param_indices
+        order = model.layers[0]._get_fsdp_state()._fsdp_param_groups[0]._reduce_scatter_param_indices
         assert order != sorted(order), "this test shows nothing where the order is the usual one"
         found, expected = gradients(model), full_gradients(Odd, world_size)
         for name in expected:
@@ -202,7 +198,7 @@ def ended_by_hand(rank, world_size):
         return why
     import tagc.torch as tagc
 
-    model, seen = sharded(Odd), []
+    model, seen = wrapped("fsdp2", Odd), []
     with tagc.compress(
         model, sparsity=0, layers="all", verbose=False, on_step=lambda stats: seen.append(stats["n_units"])
     ) as handle:
@@ -237,14 +233,14 @@ def parameters_of_two_dtypes(rank, world_size):
     )
     found = []
     for compresses in (False, True):
-        model = sharded(Odd, mp_policy=policy)
+        model = wrapped("fsdp2", Odd, mp_policy=policy)
         if compresses:
             tagc.compress(model, sparsity=0, layers="all", verbose=False)
         loss_of(model, batch_of(rank)).backward()
         found.append(gradients(model))
     check_equal(found[1], found[0])
     with tagc.compress(
-        sharded(Odd, mp_policy=policy), sparsity=0, parameters="int8", verbose=False
+        wrapped("fsdp2", Odd, mp_policy=policy), sparsity=0, parameters="int8", verbose=False
     ) as handle:
         check_error(lambda: loss_of(handle.model, batch_of(rank)), "uint8")
 
@@ -256,7 +252,7 @@ def after_a_failure(rank, world_size):
         return why
     import tagc.torch as tagc
 
-    model = sharded(Even)
+    model = wrapped("fsdp2", Even)
     with tagc.compress(model, sparsity=0, layers="all", verbose=False, timeout_s=20) as handle:
         loss_of(model, batch_of(rank)).backward()
         if rank == 1:
@@ -271,22 +267,11 @@ def after_a_failure(rank, world_size):
         assert handle.stats()["n_units"] == 3
 
 
-def replicated(model_class, **options):
-    from torch.distributed._composable.replicate_with_fsdp import replicate
-
-    torch.manual_seed(0)
-    model = model_class()
-    for layer in model.layers:
-        replicate(layer, **options)
-    replicate(model, **options)
-    return model
-
-
 def replicas_on_fsdp2(rank, world_size):
     """replicate() on FSDP2's base: nothing is sharded, and gradients are averaged over all ranks."""
     import tagc.torch as tagc
 
-    model = replicated(Odd)
+    model = wrapped("replicate", Odd)
     with tagc.compress(model, sparsity=0, layers="all", verbose=False) as handle:
         for step in range(3):
             model.set_requires_gradient_sync(step == 2)
@@ -298,14 +283,14 @@ def replicas_on_fsdp2(rank, world_size):
             and handle.stats()["bytes_by_leg"]["gather"] == 0
         )
         model.zero_grad()
-        for module in units_of(model):
+        for module in (*model.layers, model):
             module.set_gradient_divide_factor(3.0)
         loss_of(model, batch_of(rank)).backward()
         ours = gradients(model)
     model.zero_grad()
     loss_of(model, batch_of(rank)).backward()  # torch's own again
     check_equal(ours, gradients(model))
-    model = replicated(Odd)
+    model = wrapped("replicate", Odd)
     exact = dict(values="fp32", residual="fp32")
     with tagc.compress(model, sparsity=0.8, layers="all", verbose=False, **tagc.grouped(exact)) as handle:
         loss_of(model, batch_of(rank)).backward()
@@ -335,8 +320,8 @@ def accumulates_without_all_reduce(rank, world_size):
     alone = [dist.new_group([other]) for other in range(world_size)][rank]
     mesh = DeviceMesh.from_group(alone, "cpu")
     for make, options in (
-        (lambda: replicated(Odd), {}),
-        (lambda: sharded(Odd, mesh=mesh), {"between": dist.group.WORLD}),
+        (lambda: wrapped("replicate", Odd), {}),
+        (lambda: wrapped("fsdp2", Odd, mesh=mesh), {"between": dist.group.WORLD}),
     ):
         model = make()
         with tagc.compress(model, sparsity=0, layers="all", verbose=False, **tagc.grouped(options)) as handle:
@@ -359,7 +344,7 @@ def one_rank_per_host(rank, world_size):
     expected = None
     for wire in (None, "delta4", "bf16", "lossless"):
         mesh = init_device_mesh("cpu", (world_size, 1), mesh_dim_names=("replicate", "shard"))
-        model = sharded(Odd, mesh=mesh)
+        model = wrapped("fsdp2", Odd, mesh=mesh)
         with tagc.compress(model, sparsity=0.8, layers="all", parameters=wire, verbose=False) as handle:
             for step in range(2):
                 model.zero_grad()

@@ -4,8 +4,6 @@ and that a model from random weights trains as it does dense."""
 import base64
 import copy
 import json
-import math
-import warnings
 
 import pytest
 
@@ -14,48 +12,7 @@ import ranks
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-
-
-def test_samples_are_the_same_elements_in_every_layout():
-    """Units are laid out in many ways; the schedule must see the same elements of a parameter in each."""
-    from tagc.torch.exchange import layout
-    from tagc.torch.schedule.samples import Samples, positions
-
-    shapes = {"few": (5, 3), "wide": (64, 70), "dim1": (48, 64), "none": (0,), "other": (7,)}
-    parameters = [
-        layout.Parameter(name, shape, "compressed", dim=1 if name == "dim1" else 0)
-        for name, shape in shapes.items()
-    ]
-    random = torch.Generator().manual_seed(3)
-    wires = {p.name: torch.randn(p.numel, generator=random) for p in parameters}  # in wire order
-    sizes = [p.numel for p in parameters]
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    n_cut = -(-sum(sizes) // 4) * 4
-    for made in (
-        layout.chunked(parameters, 4),
-        layout.cut(parameters, starts, n_cut, 4),
-        layout.bucket(parameters[::-1], 4),
-    ):
-        source, wanted = torch.full((made.n_elems,), math.nan), []
-        for i, parameter in enumerate(made.parameters):
-            wire = wires[parameter.name]
-            padded = torch.nn.functional.pad(wire, (0, made.n_elems))
-            for piece in made.pieces_of(i):
-                source[piece.start : piece.start + piece.length] = padded[
-                    piece.offset : piece.offset + piece.length
-                ]
-            if parameter.name != "other" and parameter.numel:
-                wanted.append(wire[positions(parameter.numel)])
-        sample = Samples({"few": 0, "wide": 1, "dim1": 2, "none": 3}).of(made, torch.device("cpu"))
-        assert sample.counts == tuple(map(len, wanted)) and max(sample.counts) == 512 > 15 == min(
-            sample.counts
-        )
-        assert torch.equal(source[sample.places], torch.cat(wanted))
-        assert sample.numbers == tuple(
-            {"few": 0, "wide": 1, "dim1": 2}[p.name]
-            for p in made.parameters
-            if p.name not in ("none", "other")
-        )
+from wrappers import heard
 
 
 class Given(nn.Module):
@@ -124,11 +81,9 @@ def goes_on(rank, world_size):
     assert 8.9 < history[0][2] < 10 and history[-1][2] < 5.7, history  # small messages are padded
     mean = sum(bits for _, _, bits in history) / len(history)
     assert handle.stats()["mean_bits_per_param"] == pytest.approx(mean, rel=1e-4)
-    with warnings.catch_warnings(record=True) as seen:  # what was noise has a direction, and goes back
-        warnings.simplefilter("always")
+    with heard("points one way again") as said:  # what was noise has a direction, and goes back
         for step in range(2 * WINDOW):
             backward(model, rank, 0)
-    said = [str(warning.message) for warning in seen if "points one way again" in str(warning.message)]
     assert handle.state.schedule.levels() == {"noisy": 1, "steady": 1, "attn.q_proj.weight": 1} and len(
         said
     ) == (rank == 0), said
@@ -202,93 +157,6 @@ def random_weights(rank, world_size):
         seen = [(bits(other, second, i), share(other, second)) for i in range(step, end)]
         assert seen == history[step:end] and seen[-1] != seen[0], step
     assert bits(*made(has_learnt=rank == 0), 0) < 10  # as where the shards of one rank are too few to show it
-
-
-class Weak(nn.Module):
-    """Compressed parameters whose gradients are noise, a weak direction in noise (a coherence of 1.7), and
-    nothing but direction; and attention."""
-
-    def __init__(self, n_noisy):
-        super().__init__()
-        self.noisy = nn.ParameterList(nn.Parameter(torch.zeros(64, 96)) for _ in range(n_noisy))
-        self.weak, self.steady = nn.Parameter(torch.zeros(96, 64)), nn.Parameter(torch.zeros(64, 64))
-        self.attn = nn.ModuleDict({"q_proj": nn.Linear(64, 80, bias=False)})
-
-    def forward(self, rank, step, strength):
-        random, same = torch.Generator().manual_seed(1000 * step + rank), torch.Generator().manual_seed(5)
-        total = 0
-        for name, parameter in self.named_parameters():
-            direction, noise = (
-                torch.randn(parameter.shape, generator=same),
-                torch.randn(parameter.shape, generator=random),
-            )
-            total = (
-                total
-                + (
-                    parameter
-                    * (
-                        direction
-                        if name == "steady"
-                        else strength * direction + noise
-                        if name == "weak"
-                        else noise
-                    )
-                ).sum()
-            )
-        return total
-
-
-def weak_directions_follow(rank, world_size):
-    """A parameter with a weak direction has its largest values sent once half of what is compressed has left
-    EVERY. It keeps its beta1. What is noise at last goes all the way, and so does a weak direction that never
-    had a long first moment, once half of the others have; a strong direction never goes, nor does anything
-    without the optimizer. Attention is noise, and waits until no compressed parameter has a long moment."""
-    from oracles import WINDOW
-
-    import tagc.torch as tagc
-    from tagc.torch.schedule.adapt import Memory
-
-    def levels_of(n_noisy, n_windows, strengths=(0.196,), given=True, has_groups=False):
-        model = DistributedDataParallel(Weak(n_noisy))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        handle, history = tagc.compress(model, *([optimizer] if given else []), verbose=False), []
-        if has_groups:
-            handle.param_groups()
-        memories = handle.state.moments.memories if given else {}
-        for strength in strengths:
-            for step in range(n_windows * WINDOW):
-                model.zero_grad()
-                model(rank, len(history), strength).backward()
-                now = handle.state.schedule.levels()
-                history.append((now["noisy.0"], now["weak"], now["attn.q_proj.weight"], now["steady"]))
-            own.append(
-                [
-                    memories.get(id(p), Memory())
-                    for p in (model.module.noisy[0], model.module.weak, model.module.steady)
-                ]
-            )
-        return history
-
-    own = []
-    history = levels_of(2, 5, (0.196, 0.0))
-    first = [[levels[i] > 1 for levels in history].index(True) for i in range(2)]
-    assert first == [2 * WINDOW - 1, 3 * WINDOW - 1] and history[5 * WINDOW - 1] == (3, 2, 1, 1), first
-    assert [memory.moment for memory in own[0]] == [0, 1, 1] and [
-        memory.n_selected > 0 for memory in own[0]
-    ] == [True, True, False]
-    assert history[-1] == (3, 3, 1, 1) and [memory.moment for memory in own[1]] == [0, 0, 1]
-    assert levels_of(1, 5)[-1] == (3, 1, 1, 1)  # one of three has gone
-    assert levels_of(2, 4, given=False)[-1] == (1, 1, 1, 1)
-    history = levels_of(2, 5, given=False, has_groups=True)
-    first = [[levels[i] == 3 for levels in history].index(True) for i in range(2)]
-    assert first == [2 * WINDOW - 1, 3 * WINDOW - 1] and history[-1] == (3, 3, 3, 1), (first, history[-1])
-    assert levels_of(1, 5, given=False, has_groups=True)[-1] == (3, 1, 3, 1)
-    # a coherence of 4.8 at first; what is noise then waits for its short moment
-    history = levels_of(2, 4, (0.5, 0.0))
-    assert (
-        history[4 * WINDOW - 1] == (3, 1, 1, 1)
-        and [levels[1] for levels in history].index(2) == 6 * WINDOW - 1
-    )
 
 
 def short_ids(handle):
@@ -405,10 +273,8 @@ def goes_back_without_an_optimizer(saved, names, rank):
 
     model = DistributedDataParallel(Given())
     handle = tagc.compress(model, verbose=False)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+    with heard() as said:
         handle.load_state_dict(copy.deepcopy(saved))
-    said = [str(warning.message) for warning in said if "tagc: " in str(warning.message)]
     assert len(said) == (rank == 0) and all(
         f"was short for {names}, " in text and "before the checkpoint" in text for text in said
     ), said
@@ -603,15 +469,14 @@ def residuals_that_outgrow(rank, world_size):
     from oracles import WINDOW
 
     def steps(model, first, n, factor):
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
+        with heard("has grown to") as said:
             for step in range(first, first + n):
                 random = torch.Generator().manual_seed(1000 * step + rank)
                 model.zero_grad()
                 model(
                     *(factor * torch.randn(p.shape, generator=random) for p in model.parameters())
                 ).backward()
-        return [str(warning.message) for warning in seen if "has grown to" in str(warning.message)]
+        return said
 
     model, handle = compressed(sparsity=0.99, gentle=True)  # which empties slowly
     assert steps(model, 0, 4 * WINDOW, 1.0) == [] and handle.state.schedule.levels() == {
@@ -757,10 +622,8 @@ def guarded(rank, world_size):
         return mean.item() / world_size, handle
 
     (dense, _), (plain, _) = trained_on_noise(None, False), trained_on_noise({}, False)
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
+    with heard("the loss has risen") as said:
         loss, handle = trained_on_noise({}, True)
-    said = [str(warning.message) for warning in seen if "the loss has risen" in str(warning.message)]
     assert plain > 1.25 * dense and loss < 1.2 * dense, (dense, plain, loss)
     # how often depends on rounding
     assert (1 <= len(said) <= 3) == (rank == 0) and handle.state.schedule.levels(), said
@@ -872,7 +735,6 @@ def test_levels():
         (
             goes_on,
             random_weights,
-            weak_directions_follow,
             switches_off,
             switches_off_of_shards,
             unused_hold_nothing_up,

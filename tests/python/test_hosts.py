@@ -1,12 +1,11 @@
 """Which ranks share a host: what compress() finds, and what the user says instead."""
 
-import warnings
-
 import pytest
 
 torch = pytest.importorskip("torch")
 import ranks
 import torch.distributed as dist
+from wrappers import heard
 
 
 def test_an_identity_is_of_a_host(tmp_path):
@@ -142,13 +141,6 @@ def members(group):
     return None if group is None else dist.get_process_group_ranks(group)
 
 
-def warned(function):
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        result = function()
-    return result, [str(one.message) for one in found]
-
-
 def sum_of(group):
     values = torch.tensor([10.0 ** dist.get_rank()])
     dist.all_reduce(values, group=group)
@@ -191,7 +183,8 @@ def flat_ones(rank, world_size):
         ("aaab", None, "", "its ranks are 3, 1 on 2 hosts"),
         ("abab", None, "2 hosts x 2 ranks: compressed between hosts", "numbers 0 and 1 of its 4"),
     ):
-        cluster, said = warned(lambda: cluster_of([world], identities, given))
+        with heard("") as said:
+            cluster = cluster_of([world], identities, given)
         hosts = cluster.of(world)
         assert hosts.is_flat and hosts.within is None and hosts.between is world, identities
         assert (hosts.n_hosts, hosts.host, hosts.place) == (4, rank, 0)
@@ -242,14 +235,16 @@ def part_of_the_world(rank, world_size):
     identities, module.identity = module.identity, lambda: "aabbccdd"[rank]
     try:
         ours = range(rank // 4 * 4, rank // 4 * 4 + 4)
-        hosts, _ = warned(lambda: cluster_of([stage], "", model=ours).of(stage))
+        with heard(""):
+            hosts = cluster_of([stage], "", model=ours).of(stage)
         assert hosts.is_two_level and members(hosts.within) == [rank // 2 * 2, rank // 2 * 2 + 1]
         assert members(hosts.between) == [rank // 4 * 4 + rank % 2, rank // 4 * 4 + rank % 2 + 2]
         assert sum_of(hosts.within) == sum(10.0**other for other in members(hosts.within))
         # a group that some ranks have alone: torch would give theirs another name, and wait for ever
         dist.new_group([0, 4])
         module._groups = (lambda: None, {})
-        hosts, said = warned(lambda: cluster_of([stage], "", model=ours).of(stage))
+        with heard("") as said:
+            hosts = cluster_of([stage], "", model=ours).of(stage)
         assert hosts.is_flat and hosts.n_hosts == 4
         assert (rank % 4 == 0) == bool(said), said
         assert not said or "different numbers of process groups" in said[0]

@@ -8,8 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import ranks
 from models import batch_of, loss_of
-from test_state import wrapped
-from wrappers import present
+from wrappers import present, wrapped
 
 
 def trained(kind, rank, compress_at):

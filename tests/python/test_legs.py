@@ -3,17 +3,18 @@ oracle is the method in plain loops over all ranks, in one process: it shares no
 
 import json
 import math
-import warnings
 
 import pytest
 
 torch = pytest.importorskip("torch")
 import ranks
 import torch.distributed as dist
-from models import Odd, Tied, batch_of, loss_of
-from oracles import check_alike, check_equal, full_gradients, mix_of_classes
+import wrapper_checks
+from models import Odd, batch_of, loss_of
+from oracles import check_alike, check_equal, full_gradients
 from torch import nn
-from wrappers import HAS_FSDP1
+from wrapper_checks import mesh_of
+from wrappers import HAS_FSDP1, gradients, heard, residuals_of, wrapped
 
 SHAPE = (64, 32)  # divided by all numbers of ranks here, so that no fragment is padded
 SPARSITY = 0.875
@@ -162,24 +163,8 @@ def check_against_oracle(rank, world_size, n_hosts, found_at, residuals_at, n_st
 # ---- DDP ----
 
 
-def ddp(model, **options):
-    from torch.nn.parallel import DistributedDataParallel
-
-    torch.manual_seed(0)
-    return DistributedDataParallel(model(), **{"bucket_cap_mb": 0.002} | options)
-
-
-def residuals_of(handle):
-    return next(iter(handle.state_dict().values()))["residuals"]
-
-
-def gradients(model):
-    if hasattr(model, "sharding_strategy"):
-        return whole_gradients(model)
-    found = {
-        name.removeprefix("module."): p.grad for name, p in model.named_parameters() if p.grad is not None
-    }
-    return {name: g.full_tensor() if hasattr(g, "full_tensor") else g for name, g in found.items()}
+def ddp(make, **options):
+    return wrapped("ddp", make, **{"bucket_cap_mb": 0.002} | options)
 
 
 def ddp_oracle(rank, world_size, n_hosts):
@@ -204,39 +189,6 @@ def ddp_oracle(rank, world_size, n_hosts):
         assert n_held == 2 * SHAPE[0] * SHAPE[1] * n_hosts // world_size
 
 
-MODES = (
-    dict(),
-    dict(gradient_as_bucket_view=True),
-    dict(static_graph=True),
-    dict(find_unused_parameters=True),
-    dict(bucket_cap_mb=25),
-)
-
-
-def ddp_as_torch(rank, world_size):
-    """With every value as it is, gradients are those of torch, whatever the sizes of parameters."""
-    import tagc.torch as tagc
-
-    for mode in MODES:
-        for model_class in (Odd, Tied) if "find_unused_parameters" in mode else (Odd,):
-            model = ddp(model_class, **mode)
-            with tagc.compress(model, hosts=2, **tagc.grouped(exact(sparsity=0))) as handle:
-                for step in range(2):
-                    model.zero_grad()
-                    loss_of(model, batch_of(rank, step)).backward()
-                    expected = full_gradients(model_class, world_size, (step,))
-                    check_equal(
-                        {n: g for n, g in gradients(model).items() if "unused" not in n}, expected, mode
-                    )
-                model.zero_grad()
-                with model.no_sync():
-                    loss_of(model, batch_of(rank, 2)).backward()
-                loss_of(model, batch_of(rank, 3)).backward()
-                expected = full_gradients(model_class, world_size, (2, 3))
-                check_equal({n: g for n, g in gradients(model).items() if "unused" not in n}, expected, mode)
-                assert handle.n_steps == 3
-
-
 def ddp_by_hand(rank, world_size):
     """join(), where ranks without data call the hook outside of a pass; a loop that registers the hook."""
     import tagc.torch as tagc
@@ -254,66 +206,7 @@ def ddp_by_hand(rank, world_size):
     check_equal(gradients(model), full_gradients(Odd, world_size))
 
 
-def ddp_conserves(rank, world_size):
-    """What came out and what is held back is what was given, also while DDP rebuilds its buckets."""
-    import tagc.torch as tagc
-
-    given = full_gradients(Odd, world_size, range(4))
-    for options, mode in (
-        ({}, {}),
-        ({"values": "int2"}, MODES[3]),
-        ({"sparsity": 0, "values": "int8"}, {}),
-        ({"layers": mix_of_classes}, {}),
-    ):
-        model = ddp(Odd, **mode)
-        with tagc.compress(model, hosts=2, **tagc.grouped(exact(**options))) as handle:
-            received = {}
-            for step in range(4):
-                model.zero_grad()
-                loss_of(model, batch_of(rank, step)).backward()
-                for name, gradient in gradients(model).items():
-                    check_alike(gradient, name)
-                    received[name] = received.get(name, 0) + gradient.double()
-            check_held(handle, received, given, 2)
-
-
-def check_held(handle, received, given, n_hosts):
-    """As oracles.check_conserved(), of residuals that are of chunks: of each rank's own."""
-    everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, residuals_of(handle))
-    per_host, n_held = len(everyone) // n_hosts, 0
-    for name, expected in given.items():
-        held = 0
-        for host in range(n_hosts) if name in everyone[0] else ():
-            chunks = [everyone[host * per_host + place][name].double() for place in range(per_host)]
-            held = held + torch.cat(chunks)[: expected.numel()].view(expected.shape) / n_hosts
-        n_held += torch.as_tensor(held).count_nonzero().item()
-        torch.testing.assert_close(
-            received[name].double() + held, expected.double(), rtol=1e-5, atol=1e-6, msg=name
-        )
-    assert n_held > 500, "nothing was held back"
-
-
 # ---- FSDP2 on a mesh of shards and replicas ----
-
-
-def mesh_of(n_replicas, n_shards, across=False):
-    """Ranks of a host are next to each other: shards are inside a host, or with `across` replicas are."""
-    from torch.distributed.device_mesh import DeviceMesh
-
-    places = torch.arange(n_replicas * n_shards)
-    places = places.view(n_shards, n_replicas).t() if across else places.view(n_replicas, n_shards)
-    return DeviceMesh("cpu", places.contiguous(), mesh_dim_names=("replicate", "shard"))
-
-
-def hsdp(model_class, mesh, **options):
-    from torch.distributed.fsdp import fully_shard
-
-    torch.manual_seed(0)
-    model = model_class()
-    for layer in model.layers:
-        fully_shard(layer, mesh=mesh, **options)
-    return fully_shard(model, mesh=mesh, **options)
 
 
 def given_to(model):
@@ -334,7 +227,7 @@ def replicas_oracle(rank, world_size):
 
     for n_hosts in (2, 4) if world_size == 8 else (2,):
         for hosts in (n_hosts, None):
-            model = hsdp(Matrices, mesh_of(n_hosts, world_size // n_hosts))
+            model = wrapped("fsdp2", Matrices, mesh=mesh_of(n_hosts, world_size // n_hosts))
             with tagc.compress(model, hosts=hosts, **tagc.grouped(exact())) as handle:
                 check_against_oracle(
                     rank, world_size, n_hosts, given_to(model), lambda: list(residuals_of(handle).values())
@@ -346,7 +239,7 @@ def replicas_on_hosts_oracle(rank, world_size):
     """Hosts of two replicas each: these are added up inside their host, too, and each sends a half."""
     import tagc.torch as tagc
 
-    model = hsdp(Matrices, mesh_of(4, world_size // 4))
+    model = wrapped("fsdp2", Matrices, mesh=mesh_of(4, world_size // 4))
     with tagc.compress(model, hosts=2, **tagc.grouped(exact())) as handle:
         n_shards, shard, part = world_size // 4, rank % (world_size // 4), rank // (world_size // 4) % 2
 
@@ -369,7 +262,7 @@ def shards_oracle(rank, world_size):
 
     n_hosts = 2
     n_replicas = world_size // n_hosts
-    model = hsdp(Matrices, mesh_of(n_replicas, n_hosts, across=True))
+    model = wrapped("fsdp2", Matrices, mesh=mesh_of(n_replicas, n_hosts, across=True))
     with tagc.compress(model, hosts=n_hosts, **tagc.grouped(exact())) as handle:
         oracles = [[ReduceScatter(n_hosts, SHAPE[0] * SHAPE[1]) for _ in range(n_replicas)] for _ in range(2)]
         for step in range(4):
@@ -386,21 +279,13 @@ def shards_oracle(rank, world_size):
         assert handle.stats()["world_size"] == n_hosts
 
 
-def warned(function):
-    """Returns (its result, tagc's warnings on this rank)."""
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        result = function()
-    return result, [str(each.message) for each in said if "tagc: " in str(each.message)]
-
-
 def what_stays_dense_is_said(rank, world_size):
     import tagc.torch as tagc
 
     for hosts, n_said in ((4, 1), (2, 0), (None, 0)):
-        model = hsdp(Matrices, mesh_of(2, 2))
-        handle, said = warned(lambda: tagc.compress(model, hosts=hosts, **tagc.grouped(exact())))
-        handle.close()
+        model = wrapped("fsdp2", Matrices, mesh=mesh_of(2, 2))
+        with heard() as said:
+            tagc.compress(model, hosts=hosts, **tagc.grouped(exact())).close()
         assert len(said) == n_said * (rank == 0), said
         if said:
             assert "2 of 2 units, such as layers.0, are sharded over 2 ranks on several hosts" in said[0]
@@ -416,15 +301,15 @@ def odd_hosts(rank, world_size):
     for identities, is_dense in (("aaab", True), ("abab", False), ("abcc", True)):
         first_words.identity = lambda identities=identities: identities[rank]
         try:
-            model = hsdp(Odd, mesh_of(2, 2))
-            handle, said = warned(lambda: tagc.compress(model, **tagc.grouped(exact(sparsity=0))))
+            model = wrapped("fsdp2", Odd, mesh=mesh_of(2, 2))
+            with heard("replicated over 2 on several hosts, too") as said:
+                handle = tagc.compress(model, **tagc.grouped(exact(sparsity=0)))
         finally:
             first_words.identity = own
         loss_of(model, batch_of(rank)).backward()
         check_equal(gradients(model), full_gradients(Odd, world_size), identities)
         handle.close()
-        found = [text for text in said if "replicated over 2 on several hosts, too" in text]
-        assert len(found) == (is_dense and rank == 0), (identities, said)
+        assert len(said) == (is_dense and rank == 0), (identities, said)
 
 
 def one_fails(rank, world_size):
@@ -436,7 +321,7 @@ def one_fails(rank, world_size):
     def fail(*_):
         raise tagc.Error("device", "it is lost")
 
-    for make in (lambda: ddp(Matrices), lambda: hsdp(Matrices, mesh_of(4, 1))):
+    for make in (lambda: ddp(Matrices), lambda: wrapped("fsdp2", Matrices, mesh=mesh_of(4, 1))):
         for n_before in (0, 1):
             model, check = make(), call.check_tensors
             handle = tagc.compress(model, hosts=2, timeout_s=5, **tagc.grouped(exact()))
@@ -455,44 +340,33 @@ def one_fails(rank, world_size):
             handle.close()
 
 
-MESHES = ((2, 2, False), (2, 2, True), (4, 1, False), (1, 4, False))
-
-
 def hsdp_as_torch(rank, world_size):
-    """With every value as it is, gradients are those of torch: accumulated in two ways, divided as the user
-    wants, in other dtypes, and after close()."""
+    """With every value as it is, gradients are those of torch: accumulated whole, divided as the user wants,
+    on a mesh of shards alone, in other dtypes; and gathers inside a host are torch's."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     import tagc.torch as tagc
 
-    for *sizes, across in MESHES:
+    for *sizes, across in ((2, 2, False), (2, 2, True), (4, 1, False), (1, 4, False)):
         hosts, both = (None if sizes == [1, 4] else 2), (sizes, across)
-        model = hsdp(Odd, mesh_of(*sizes, across))
-        handle = tagc.compress(model, hosts=hosts, **tagc.grouped(exact(sparsity=0)))
-        for prepare in (model.set_requires_gradient_sync, model.set_requires_all_reduce):
-            model.zero_grad()
+        model = wrapped("fsdp2", Odd, mesh=mesh_of(*sizes, across))
+        with tagc.compress(model, hosts=hosts, **tagc.grouped(exact(sparsity=0))) as handle:
             for step in range(2):
-                prepare(step == 1)
+                model.set_requires_all_reduce(step == 1)
                 loss_of(model, batch_of(rank, step)).backward()
             check_equal(gradients(model), full_gradients(Odd, world_size, (0, 1)), both)
-        assert handle.stats()["n_units"] == 3
-        handle.close()
-        model.zero_grad()
-        loss_of(model, batch_of(rank)).backward()
-        check_equal(gradients(model), full_gradients(Odd, world_size), "of torch again")
-        handle = tagc.compress(model, hosts=hosts, **tagc.grouped(exact(sparsity=0)))
-        for module in (*model.layers, model):
-            module.set_gradient_divide_factor(3.0)
-        model.zero_grad()
-        loss_of(model, batch_of(rank)).backward()
-        expected = {n: g * world_size / 3 for n, g in full_gradients(Odd, world_size).items()}
-        check_equal(gradients(model), expected, (both, "divided by 3"))
-        handle.close()
+            for module in (*model.layers, model):
+                module.set_gradient_divide_factor(3.0)
+            model.zero_grad()
+            loss_of(model, batch_of(rank)).backward()
+            expected = {n: g * world_size / 3 for n, g in full_gradients(Odd, world_size).items()}
+            check_equal(gradients(model), expected, (both, "divided by 3"))
+            assert sizes == [1, 4] or handle.stats()["bytes_by_leg"]["gather"] == 0
     for reduce_dtype in (torch.bfloat16, torch.float16):
         found = []
         for compresses in (True, False):
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype)
-            model = hsdp(Odd, mesh_of(2, 2), mp_policy=policy)
+            model = wrapped("fsdp2", Odd, mesh=mesh_of(2, 2), mp_policy=policy)
             handle = tagc.compress(model, hosts=2, **tagc.grouped(exact(sparsity=0))) if compresses else None
             loss_of(model, batch_of(rank)).backward()
             found.append(gradients(model))
@@ -503,80 +377,23 @@ def hsdp_as_torch(rank, world_size):
             assert (gradient - found[1][name]).abs().max() <= 2e-2 * size, (name, reduce_dtype)
 
 
-def hsdp_conserves(rank, world_size):
-    """What came out and what is held back is what was given; gathers inside a host are torch's."""
+def deltas_within_hosts(rank, world_size):
+    """Gathers inside a host are torch's, whatever is asked for."""
     import tagc.torch as tagc
 
-    given = full_gradients(Odd, world_size, range(4))
-    for options in ({}, {"values": "int2"}, {"parameters": "delta4"}):
-        model = hsdp(Odd, mesh_of(2, 2))
-        with tagc.compress(model, hosts=2, **tagc.grouped(exact(**options))) as handle:
-            received = {}
-            for step in range(4):
-                model.zero_grad()
-                loss_of(model, batch_of(rank, step)).backward()
-                for name, gradient in gradients(model).items():
-                    received[name] = received.get(name, 0) + gradient.double()
-            check_held(handle, received, given, 2)
-            assert handle.stats()["bytes_by_leg"]["gather"] == 0
-
-
-def nonfinite(rank, world_size):
-    """A gradient that is not finite on one rank comes out so on all that get a part of it, and residuals
-    stay; with another loss scale they are scaled."""
-    import tagc.torch as tagc
-
-    for make in (lambda: ddp(Matrices), lambda: hsdp(Matrices, mesh_of(2, 2))):
-        model = make()
-        with tagc.compress(model, hosts=2, **tagc.grouped(exact())) as handle:
-            model(gradients_of(rank, 0)).backward()
-            before = residuals_of(handle)
-            model.zero_grad()
-            spoilt = gradients_of(rank, 1)
-            if rank == 1:
-                for gradient in spoilt:
-                    gradient[0, 0], gradient[-1, 0] = float("inf"), float("nan")
-            model(spoilt).backward()
-            for name, gradient in gradients(model).items():
-                assert not gradient.isfinite().all(), name
-            after = residuals_of(handle)
-            assert all(torch.equal(after[name], values) and values.any() for name, values in before.items())
-            assert handle.stats()["n_nonfinite"] > 0
-            handle.loss_scale(2.0)
-            assert all(torch.equal(values, 2 * before[name]) for name, values in residuals_of(handle).items())
+    model = wrapped("fsdp2", Odd, mesh=mesh_of(2, 2))
+    with tagc.compress(model, hosts=2, **tagc.grouped(exact(parameters="delta4"))) as handle:
+        for step in range(2):
+            loss_of(model, batch_of(rank, step)).backward()
+        assert handle.stats()["bytes_by_leg"]["gather"] == 0
 
 
 # ---- FSDP1 ----
 
 
-def fsdp1(model_class, strategy, mesh=None, **options):
-    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
-
-    torch.manual_seed(0)
-    model = model_class()
-    options |= {
-        "sharding_strategy": getattr(ShardingStrategy, strategy),
-        "device_mesh": mesh,
-        "device_id": torch.device("cpu"),
-        "use_orig_params": True,
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for i, layer in enumerate(model.layers):
-            model.layers[i] = FullyShardedDataParallel(layer, **options)
-        return FullyShardedDataParallel(model, **options)
-
-
-def whole_gradients(model):
-    """Of FSDP1, by name."""
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    from tagc.torch.schedule.policy import clean_name
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
-            return {clean_name(n): p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+def fsdp1(make, strategy, sizes=None):
+    mesh = mesh_of(*sizes) if sizes else None
+    return wrapped("fsdp1", make, sharding_strategy=strategy, device_mesh=mesh)
 
 
 def own(handle, n):
@@ -605,7 +422,7 @@ def fsdp1_oracle(rank, world_size):
     for strategy, sizes in FSDP1:
         if sizes and sizes[2]:
             continue  # shards_oracle() is of that exchange
-        model = fsdp1(Matrices, strategy, mesh_of(*sizes) if sizes else None)
+        model = fsdp1(Matrices, strategy, sizes)
         is_rows = strategy in ("FULL_SHARD", "SHARD_GRAD_OP")
         oracles = [Rows(2, 2, n) if is_rows else TwoLevels(2, 2, n) for _ in range(2)]
         with tagc.compress(model, hosts=2, **tagc.grouped(exact())) as handle:
@@ -613,7 +430,7 @@ def fsdp1_oracle(rank, world_size):
                 model.zero_grad()
                 model(gradients_of(rank, step)).backward()
                 everyone = [gradients_of(other, step) for other in range(world_size)]
-                for i, (oracle, found) in enumerate(zip(oracles, whole_gradients(model).values())):
+                for i, (oracle, found) in enumerate(zip(oracles, gradients(model).values())):
                     expected = oracle.step([gradients[i].flatten() for gradients in everyone])
                     torch.testing.assert_close(found.flatten(), expected, rtol=1e-5, atol=1e-6, msg=strategy)
             for oracle, residual in zip(oracles, own(handle, n // 2)):
@@ -622,27 +439,19 @@ def fsdp1_oracle(rank, world_size):
                 torch.testing.assert_close(residual, expected, rtol=1e-5, atol=1e-6, msg=strategy)
 
 
-def fsdp1_as_torch(rank, world_size):
-    """With every value as it is, gradients are those of torch, also accumulated, and after close()."""
+def fsdp1_on_other_hosts(rank, world_size):
+    """Shards and replicas both between hosts, which is said; and shards between them, replicas inside."""
     import tagc.torch as tagc
 
-    for strategy, sizes in FSDP1:
-        model = fsdp1(Odd, strategy, mesh_of(*sizes) if sizes else None)
-        with tagc.compress(model, hosts=2, **tagc.grouped(exact(sparsity=0))) as handle:
-            with model.no_sync():
-                loss_of(model, batch_of(rank, 0)).backward()
-            loss_of(model, batch_of(rank, 1)).backward()
-            check_equal(whole_gradients(model), full_gradients(Odd, world_size, (0, 1)), strategy)
-            assert handle.n_steps == 1 and handle.stats()["n_units"] == 3
-        model.zero_grad()
+    for sizes, hosts, n_said in (((2, 2), 4, 1), ((2, 2, True), 2, 0)):
+        model = fsdp1(Odd, "HYBRID_SHARD", sizes)
+        with heard() as said:
+            handle = tagc.compress(model, hosts=hosts, **tagc.grouped(exact(sparsity=0)))
+        assert len(said) == n_said * (rank == 0), said
+        assert all("replicated over 2 on several hosts, too" in text for text in said)
         loss_of(model, batch_of(rank)).backward()
-        check_equal(whole_gradients(model), full_gradients(Odd, world_size), f"{strategy} of torch again")
-    model = fsdp1(Odd, "HYBRID_SHARD", mesh_of(2, 2))
-    handle, said = warned(lambda: tagc.compress(model, hosts=4, **tagc.grouped(exact(sparsity=0))))
-    assert len(said) == (rank == 0) and all("replicated over 2 on several hosts, too" in one for one in said)
-    loss_of(model, batch_of(rank)).backward()
-    check_equal(whole_gradients(model), full_gradients(Odd, world_size))
-    handle.close()
+        check_equal(gradients(model), full_gradients(Odd, world_size))
+        handle.close()
 
 
 # ---- checkpoints ----
@@ -654,15 +463,18 @@ def layouts_of(world_size):
     of_fsdp1 = {
         "fsdp1": (lambda: fsdp1(OddMatrices, "FULL_SHARD"), 2),
         "fsdp1, whole": (lambda: fsdp1(OddMatrices, "NO_SHARD"), 2),
-        "fsdp1, replicas": (lambda: fsdp1(OddMatrices, "HYBRID_SHARD", mesh_of(half, 2)), 2),
+        "fsdp1, replicas": (lambda: fsdp1(OddMatrices, "HYBRID_SHARD", (half, 2)), 2),
     }
     return (of_fsdp1 if HAS_FSDP1 else {}) | {
         "ddp": (lambda: ddp(OddMatrices), 2),
         "ddp, flat": (lambda: ddp(OddMatrices), None),
-        "replicas": (lambda: hsdp(OddMatrices, mesh_of(2, half)), 2),
-        "replicas of whole": (lambda: hsdp(OddMatrices, mesh_of(world_size, 1)), 2),
-        "replicas on hosts": (lambda: hsdp(OddMatrices, mesh_of(half, 2)), 2 if world_size > 4 else None),
-        "shards": (lambda: hsdp(OddMatrices, mesh_of(half, 2, across=True)), 2),
+        "replicas": (lambda: wrapped("fsdp2", OddMatrices, mesh=mesh_of(2, half)), 2),
+        "replicas of whole": (lambda: wrapped("fsdp2", OddMatrices, mesh=mesh_of(world_size, 1)), 2),
+        "replicas on hosts": (
+            lambda: wrapped("fsdp2", OddMatrices, mesh=mesh_of(half, 2)),
+            2 if world_size > 4 else None,
+        ),
+        "shards": (lambda: wrapped("fsdp2", OddMatrices, mesh=mesh_of(half, 2, across=True)), 2),
     }
 
 
@@ -743,8 +555,6 @@ def test_on_four_ranks():
     ranks.run_each(
         [
             ddp_oracles,
-            ddp_as_torch,
-            ddp_conserves,
             ddp_by_hand,
             replicas_oracle,
             replicas_on_hosts_oracle,
@@ -753,13 +563,20 @@ def test_on_four_ranks():
             odd_hosts,
             one_fails,
             hsdp_as_torch,
-            hsdp_conserves,
-            nonfinite,
-            *([fsdp1_oracle, fsdp1_as_torch] if HAS_FSDP1 else []),
+            deltas_within_hosts,
+            *([fsdp1_oracle, fsdp1_on_other_hosts] if HAS_FSDP1 else []),
         ],
         4,
         timeout_s=400,
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "hsdp", *["fsdp1"] * HAS_FSDP1])
+def test_every_wrappers(kind):
+    tied = [wrapper_checks.parameters_that_differ] if kind != "ddp" else []
+    checks = [check for check in wrapper_checks.CHECKS if check not in tied]
+    ranks.run_each(checks, 4, kind, 2, timeout_s=400)
 
 
 @pytest.mark.slow

@@ -1,11 +1,11 @@
 """What tagc holds in memory: buffers that units share, and what handle.memory() says of it."""
 
 import gc
-from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch")
+import by_parts
 import ranks
 from models import Odd, batch_of, loss_of
 from oracles import mix_of_classes
@@ -35,217 +35,17 @@ def parts_of_models(handle, per_host=1):
     """Options of all parts of all units, between hosts."""
     units = handle.state.units.values()
     units = [unit for each in units for unit in getattr(each, "_units", {"": each}).values()]
-    return [
-        [
-            {
-                **handle.state.schedule.fields(part, unit.model.dtype),
-                "output": _library.OUTPUTS["unit" if unit.model.layout.all_reduce else "shard"],
-                "n_elems": part.n_elems // per_host,
-            }
-            for part in unit.model.layout.parts
-        ]
-        for unit in units
-    ]
-
-
-# ---- levels that change ----
-
-EVERY, LARGEST = dict(level=1, sparsity=0.0), dict(level=2, sparsity=0.75)
-PLANS = [  # of each parameter, exchange after exchange; None: the same as before
-    dict(a=EVERY, b=EVERY, c=EVERY),
-    None,
-    dict(a=LARGEST, b=LARGEST, c=LARGEST),  # all at once
-    None,
-    dict(a=LARGEST, b=EVERY, c=LARGEST),  # the part splits
-    dict(a=EVERY, b=EVERY, c=LARGEST),  # and other parameters join
-    dict(a=EVERY, b=EVERY, c=EVERY),
-]
-
-
-class Exchanged:
-    """A unit that exchanges noise of three parameters by PLANS. makes_anew: without changes in place."""
-
-    def __init__(self, rank, world_size, all_reduce, makes_anew):
-        import torch.distributed as dist
-
-        from tagc import _library as lib
-        from tagc.torch.exchange import layout as layouts
-        from tagc.torch.exchange.comm import Comm
-        from tagc.torch.exchange.reducer import Way
-        from tagc.torch.exchange.unit import Unit
-        from tagc.torch.exchange.work import Work
-
-        def fields(part, dtype):
-            if part.kind == "dense":
-                return dict(exchange=lib.EXCHANGES["direct"], format=lib.FORMATS["fp32"], sparsity=0.0)
-            format = "int4" if part.level == 1 else "int2"
-            return dict(
-                exchange=lib.EXCHANGES["direct"],
-                format=lib.FORMATS[format],
-                sparsity=0.0 if part.level == 1 else 0.75,
-                block=64 if part.level == 1 else 32,
-                residual=lib.FORMATS["fp32"],  # which keeps its bits in another part
-            )
-
-        self.results, self.reducers = [], []
-        comm = Comm(dist.group.WORLD, 60.0)
-        way, unit = Way(comm, Work()), Unit("noise", SimpleNamespace(fields=fields))
-        if makes_anew:
-            unit._change = lambda way, layout, options: []
-        torch.manual_seed(rank)
-        self.given = self.received = 0
-        for plan in PLANS:
-            if plan is not None:
-                named = [
-                    layouts.Parameter(name, (60, 8), "compressed", 0, **plan[name]) for name in "abc"
-                ] + [layouts.Parameter("d", (24,), "dense")]
-                layout = (
-                    layouts.bucket(named, world_size) if all_reduce else layouts.chunked(named, world_size)
-                )
-            source = torch.randn(layout.n_elems)
-            target = torch.zeros(layout.n_elems if all_reduce else layout.row)
-            self.given = self.given + source.double()
-            unit.reduce(way, layout, source, target, dist.ReduceOp.SUM)()
-            self.results.append(target)
-            self.received = self.received + target.double()
-            self.reducers.append([each.reducer for each in unit._exchanges])
-        self.layout, self.residuals = layout, unit.residuals_on_the_wire()
-        self.world_size, self.all_reduce = world_size, all_reduce
-        unit.close()
-        comm.close()
-
-    def lost(self):
-        """The largest difference of what was given and what was received or is in a residual."""
-        import torch.distributed as dist
-
-        unsent = torch.zeros(self.layout.n_elems, dtype=torch.float64)
-        for i, parameter in enumerate(self.layout.parameters):
-            for piece in self.layout.pieces_of(i) if parameter.name in self.residuals else ():
-                values = self.residuals[parameter.name][piece.offset : piece.offset + piece.length]
-                unsent[piece.start : piece.start + piece.length] = values.double()
-        difference = self.given - unsent
-        dist.all_reduce(difference)
-        if not self.all_reduce:
-            difference = difference.view(self.world_size, -1)[dist.get_rank()]
-        return (difference - self.received).abs().max().item()
-
-
-def changed_in_place(rank, world_size):
-    """A part whose parameters change together keeps its reducer and, in it, its residual; where parts split,
-    residuals move. Either way the results have the bits that new reducers would give, and nothing is lost."""
-    for all_reduce in (False, True):
-        changed = Exchanged(rank, world_size, all_reduce, makes_anew=False)
-        anew = Exchanged(rank, world_size, all_reduce, makes_anew=True)
-        for i, (a, b) in enumerate(zip(changed.results, anew.results)):
-            assert torch.equal(a, b), (all_reduce, i)
-        for name, values in changed.residuals.items():
-            assert values.any() and torch.equal(values, anew.residuals[name]), name
-        assert changed.lost() < 1e-4, changed.lost()
-        kept = [
-            sum(any(each is one for one in before) for each in after)
-            for before, after in zip(changed.reducers, changed.reducers[1:])
-        ]
-        assert kept == [2, 2, 2, 1, 1, 1], kept
-
-
-# ---- in the place of the gradient ----
-
-
-def fields_of(part, dtype):
-    from tagc import _library as lib
-
-    if part.kind == "dense":
-        return dict(exchange=lib.EXCHANGES["direct"], format=lib.FORMATS["fp32"], sparsity=0.0)
-    few = {"compressed": ("fp32", 0.0), "mild": ("int4", 0.75)}[part.kind]
-    return dict(exchange=lib.EXCHANGES["direct"], format=lib.FORMATS[few[0]], sparsity=few[1])
-
-
-def layouts_of(world_size):
-    """Parts between each other, one that is whole, uneven rows, and gaps; all-reduces of the same."""
-    from tagc.torch.exchange import layout as layouts
-
-    shapes = dict(a=(60, 8), b=(24,), c=(7, 5), d=(120, 8), e=(3, 3), f=(61, 8))
-    for kinds in ("compressed", "dense compressed", "compressed dense mild", "dense"):
-        kinds = kinds.split()
-        named = [
-            layouts.Parameter(name, shape, kinds[i % len(kinds)])
-            for i, (name, shape) in enumerate(shapes.items())
-        ]
-        starts = [0, 500, 524, 600, 1560, 1580]
-        yield layouts.chunked(named, world_size)
-        yield layouts.cut(named, starts, 700 * world_size, world_size)
-        yield layouts.bucket(named, world_size)
-        yield layouts.bucket(named, world_size, starts, 2100)
-
-
-def reduced(way, layout, source, target, steps=2):
-    """Exchanges the source some times. Returns (results, residuals, whether reducers read it as it is)."""
-    import torch.distributed as dist
-
-    from tagc.torch.exchange.unit import Unit
-
-    unit, results = Unit("places", SimpleNamespace(fields=fields_of)), []
-    for step in range(1, steps + 1):
-        given = source.clone()
-        into = given if target is None else target.fill_(float("nan"))
-        unit.reduce(way, layout, given, into, dist.ReduceOp.AVG, step=step)()
-        results.append(into.clone())
-    residuals = list(unit.residuals_on_the_wire().values())
-    # what travels whole is read as fp32
-    dtypes = {exchange.reducer.dtype for exchange in unit._exchanges if exchange.part.kind == "mild"}
-    unit.close()
-    return results, residuals, dtypes
-
-
-def in_place(rank, world_size):
-    """Wherever parts are packed and sums come, what is sent whole arrives: the mean over ranks, and zeros
-    between. Sums are the same bits with a gradient that is read as bf16 and with a copy in fp32."""
-    import torch.distributed as dist
-
-    from tagc.torch.exchange import reducer
-    from tagc.torch.exchange.comm import Comm
-    from tagc.torch.exchange.work import Work
-
-    comm = Comm(dist.group.WORLD, 60.0)
-    way, make = reducer.Way(comm, Work()), reducer.Way.reducer
-    for number, layout in enumerate(layouts_of(world_size)):
-        torch.manual_seed(10 * number + rank)
-        source = torch.randn(layout.n_elems)
-        wholes = [
-            slice(piece.start, piece.start + piece.length)
-            for i, parameter in enumerate(layout.parameters)
-            for piece in layout.pieces_of(i)
-            if parameter.kind != "mild"
-        ]
-        everyone = torch.zeros(world_size, layout.n_elems)
-        for at in wholes:
-            everyone[rank, at] = source[at]
-        dist.all_reduce(everyone)
-        expected = everyone.double().mean(0)
-        mild = torch.zeros(layout.n_elems, dtype=torch.bool)
-        for i, parameter in enumerate(layout.parameters):
-            for piece in layout.pieces_of(i) if parameter.kind == "mild" else ():
-                mild[piece.start : piece.start + piece.length] = True
-        if not layout.all_reduce:
-            expected, mild = (one.view(world_size, -1)[rank] for one in (expected, mild))
-        n_target = expected.numel()
-        for target in (torch.empty(n_target), *([None] if layout.all_reduce else [])):
-            for result in reduced(way, layout, source, target)[0]:
-                assert result.isfinite().all(), number
-                torch.testing.assert_close(
-                    result[~mild].double(), expected[~mild], rtol=1e-6, atol=1e-7, msg=f"layout {number}"
-                )
-                assert not result[~mild][expected[~mild] == 0].any(), number
-        halves = source.bfloat16()
-        for target in (halves.new_empty(n_target), *([None] if layout.all_reduce else [])):
-            found = reduced(way, layout, halves, target)
-            with pytest.MonkeyPatch.context() as monkey:
-                monkey.setattr(reducer.Way, "reducer", lambda *given: make(*given[:3], torch.float32))
-                copied = reduced(way, layout, halves, target)
-            assert found[2] <= {torch.bfloat16} and copied[2] <= {torch.float32}, (number, found[2])
-            for one, other in zip(found[0] + found[1], copied[0] + copied[1], strict=True):
-                assert torch.equal(one, other), number
-    comm.close()
+    state, found = handle.state, []
+    for model in (unit.model for unit in units):
+        fields = by_parts.fields_of(state.options, state.schedule, model.dtype)
+        output = _library.OUTPUTS["unit" if model.layout.all_reduce else "shard"]
+        found.append(
+            [
+                {**fields(part), "output": output, "n_elems": part.n_elems // per_host}
+                for part in by_parts.parts_of(model.layout)
+            ]
+        )
+    return found
 
 
 # ---- what the handle says ----
@@ -369,7 +169,6 @@ def allocated(rank, world_size):
         units = units if kind == "fsdp2" else list(units[0]._units.values())
         parts = parts_of_models(handle, per_host=2)
         needs, found = planner.host_memory(parts, 2, 2, n_bytes), handle.memory()
-        assert not any(work.n_bytes(True) for work in handle.passes.runners.works())
         expected = needs.residual + needs.buffers + needs.transient
         assert abs(found.total - expected) <= 0.03 * expected, (kind, n_bytes, found, expected)
         largest = max(parts, key=lambda unit: sum(part["n_elems"] for part in unit))
@@ -390,7 +189,7 @@ def allocated(rank, world_size):
 
 
 def test_memory():
-    ranks.run_each([changed_in_place, in_place, counted, replicas_counted], 3)
+    ranks.run_each([counted, replicas_counted], 3)
 
 
 def test_what_the_process_holds():

@@ -10,6 +10,7 @@ import ranks
 import torch.distributed as dist
 from oracles import check_alike, check_error
 from torch import nn
+from wrappers import local, residuals_of
 
 
 def mesh_of(*names, sizes=(2, 2)):
@@ -60,11 +61,6 @@ def train(model, optimizer, gradients_at, n_steps):
         optimizer.zero_grad()
         model(gradients_at(step)).backward()
         optimizer.step()
-
-
-def local(parameter):
-    values = parameter.detach()
-    return values.to_local() if hasattr(values, "to_local") else values
 
 
 def levels_alike(handle):
@@ -314,13 +310,13 @@ def expert_parallel(meshes):
     return fully_shard(model, mesh=dense)
 
 
-def expert_parallel_gradients(rank, starve):
+def expert_parallel_gradients(rank):
     """The second half of the experts points one way, and is not used at all now and then."""
     second = rank % 2
 
     def at(step):
         found = {"whole": noise(step, rank, 2, shape=(80, 64)), "other": noise(step, rank, 3, shape=(64, 80))}
-        if not (second and starve and step % 3 == 1):
+        if not (second and step % 3 == 1):
             found["experts"] = noise(0, shape=(48, 64)) if second else noise(step, rank, 1, shape=(48, 64))
         return found
 
@@ -333,19 +329,18 @@ def experts_of_other_ranks(rank, world_size):
     import tagc.torch as tagc
 
     meshes = mesh_of("dp", sizes=(4,)), mesh_of("efsdp", "ep")
-    for starve in (False, True):
-        model = expert_parallel(meshes)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        seen = []
-        with tagc.compress(
-            model, optimizer, verbose=False, on_step=lambda stats: seen.append(stats["n_units"])
-        ) as handle:
-            train(model, optimizer, expert_parallel_gradients(rank, starve), 65)
-            found = levels_alike(handle)
-            assert found["of.experts.weight"] == 1 and found["of.whole.weight"] == 3, found
-            assert handle.n_steps == 65 == len(seen) and set(seen) <= {1, 2}, seen
-            assert "(fsdp2, 4 ranks)" in repr(handle)
-    equal_to_dense(lambda: expert_parallel(meshes), expert_parallel_gradients(rank, True))
+    model = expert_parallel(meshes)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    seen = []
+    with tagc.compress(
+        model, optimizer, verbose=False, on_step=lambda stats: seen.append(stats["n_units"])
+    ) as handle:
+        train(model, optimizer, expert_parallel_gradients(rank), 65)
+        found = levels_alike(handle)
+        assert found["of.experts.weight"] == 1 and found["of.whole.weight"] == 3, found
+        assert handle.n_steps == 65 == len(seen) and set(seen) <= {1, 2}, seen
+        assert "(fsdp2, 4 ranks)" in repr(handle)
+    equal_to_dense(lambda: expert_parallel(meshes), expert_parallel_gradients(rank))
 
 
 class OwnExpert(nn.Module):
@@ -433,10 +428,7 @@ def pipeline(rank, n_stages, compresses, n_steps=3):
         stages.append(
             pipelining.PipelineStage(model, i, n_stages, torch.device("cpu"), group=mesh["pp"].get_group())
         )
-    made = pipelining.Schedule1F1B if len(stages) == 1 else pipelining.ScheduleInterleaved1F1B
-    schedule = made(
-        stages if len(stages) > 1 else stages[0], n_microbatches=4, loss_fn=nn.functional.mse_loss
-    )
+    schedule = pipelining.ScheduleInterleaved1F1B(stages, n_microbatches=4, loss_fn=nn.functional.mse_loss)
     for step in range(n_steps):
         x = noise(step, dp, shape=(8, 8))
         arguments, target = (x,) if pp == 0 else (), {"target": x.flip(1)} if pp == 1 else {}
@@ -453,16 +445,15 @@ def pipeline(rank, n_stages, compresses, n_steps=3):
 
 def steps_of_a_pipeline(rank, world_size):
     """One step of the schedule is one step of each stage, with all units of the stage in it."""
-    for n_stages in (2, 4):
-        dense = pipeline(rank, n_stages, False)[0]
-        found, seen, numbers = pipeline(rank, n_stages, True)
-        for ours, theirs in zip(found, dense):
-            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-        assert numbers == [3] * (n_stages // 2), numbers
-        for stage in seen:
-            assert [stats["step"] for stats in stage] == [1, 2, 3], stage
-            assert {stats["n_units"] for stats in stage} == {2}, stage
-            assert {stats["n_elems"] for stats in stage} == {2 * (8 * 64 * 2 + 64 + 8)}, stage
+    dense = pipeline(rank, 4, False)[0]
+    found, seen, numbers = pipeline(rank, 4, True)
+    for ours, theirs in zip(found, dense):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert numbers == [3, 3], numbers
+    for stage in seen:
+        assert [stats["step"] for stats in stage] == [1, 2, 3], stage
+        assert {stats["n_units"] for stats in stage} == {2}, stage
+        assert {stats["n_elems"] for stats in stage} == {2 * (8 * 64 * 2 + 64 + 8)}, stage
 
 
 # ---- checkpoints ----
@@ -482,10 +473,6 @@ def stage_of(pp, mesh, wrap):
 
 
 WRAPS = ("fsdp2", "ddp", "ddp on a mesh")
-
-
-def residuals_of(handle):
-    return next(iter(handle.state_dict().values()))["residuals"]
 
 
 def save_stages(rank, world_size, folder):
@@ -567,36 +554,26 @@ def two_handles_one_folder(rank, world_size, folder):
     handles[1].save(folder)
 
 
+CHECKS = [
+    replicas_stay_equal,
+    classes_are_of_whole_matrices,
+    tensor_parallel_oracle,
+    losses_count_once,
+    replicated_over_hosts,
+    between_another_part,
+    experts_of_other_ranks,
+    steps_of_a_pipeline,
+]
+
+
 @pytest.mark.slow
-def test_tensor_parallel():
-    ranks.run_each(
-        [replicas_stay_equal, classes_are_of_whole_matrices, tensor_parallel_oracle, losses_count_once], 4
-    )
+def test_four_ranks():
+    ranks.run_each(CHECKS, 4)
 
 
 @pytest.mark.slow
 def test_tensor_parallel_resumes(tmp_path):
     ranks.run(resume_is_exact, 4, str(tmp_path))
-
-
-@pytest.mark.slow
-def test_replicas_over_hosts():
-    ranks.run(replicated_over_hosts, 4)
-
-
-@pytest.mark.slow
-def test_between_another_part():
-    ranks.run(between_another_part, 4)
-
-
-@pytest.mark.slow
-def test_expert_parallel():
-    ranks.run(experts_of_other_ranks, 4)
-
-
-@pytest.mark.slow
-def test_pipeline():
-    ranks.run(steps_of_a_pipeline, 4)
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
-"""Exchanges as libtagc runs them by itself (exchange/model.py) against those that Python puts together
-(exchange/unit.py), on random parameters and options: sums, residuals and messages have the same bits, at all
+"""Exchanges as libtagc runs them by itself (exchange/model.py) against what tests put together from reducers
+(by_parts.py), on random parameters and options: sums, residuals and messages have the same bits, at all
 levels of the schedule."""
 
 import random
@@ -7,6 +7,7 @@ import random
 import pytest
 
 torch = pytest.importorskip("torch")
+import by_parts
 import ranks
 import torch.distributed as dist
 
@@ -38,14 +39,14 @@ class Wrapper:
 
 
 def side(parameters, world_size, options, is_fresh):
-    """A schedule that goes on as fast as it may, and its wrapper."""
+    """Options, a schedule that goes on as fast as it may, and its wrapper."""
     from tagc.torch.schedule.options import Settings
     from tagc.torch.schedule.schedule import Schedule
 
-    wrapper = Wrapper(parameters, world_size)
-    schedule = Schedule(wrapper, Settings(**options), is_fresh)
+    wrapper, settings = Wrapper(parameters, world_size), Settings(**options)
+    schedule = Schedule(wrapper, settings, is_fresh)
     schedule.set_moments([], [p.name for p in parameters])
-    return schedule, wrapper
+    return settings, schedule, wrapper
 
 
 def some_parameters(draw, world_size):
@@ -84,55 +85,30 @@ def sent(comm):
     return {leg: n for leg, n in comm.bytes_sent().items() if leg != "control"}
 
 
-class Old:
-    """unit.Unit with a schedule's layouts."""
-
-    def __init__(self, comm, parameters, lay_out, options, is_fresh):
-        from tagc.torch.exchange.reducer import Way
-        from tagc.torch.exchange.unit import Unit
-        from tagc.torch.exchange.work import Work
-
-        self.schedule, self.wrapper = side(parameters, comm.world_size, options, is_fresh)
-        self.comm, self._way, self._lay_out, self._layout = comm, Way(comm, Work()), lay_out, None
-        self._unit = Unit("unit", self.schedule)
-
-    def reduce(self, source, target, op, step, rests):
-        """Returns how many sums were beyond fp16."""
-        parameters = self.wrapper.parameters()
-        if self._layout is None or self._layout.parameters != tuple(parameters):
-            self._layout = self._lay_out(parameters)
-        self.schedule.look(self.comm, self._layout, source, self._unit)
-        args = self._way, self._layout, source.clone(), target, op
-        return sum(stats.n_saturated for _, stats in self._unit.reduce(*args, step=step, rests=rests)())
-
-    def residuals(self):
-        return self._unit.residuals_on_the_wire()
-
-    def close(self):
-        self._unit.free()
-
-
 class New:
-    """model.UnitModel with a schedule."""
+    """model.UnitModel with a schedule. held: as of a UnitModel."""
 
-    def __init__(self, comm, parameters, lay_out, options, is_fresh, dtype, op, rests):
-        from tagc.torch.exchange.model import Levels, UnitModel
+    def __init__(self, levels, parameters, lay_out, options, is_fresh, dtype, op, rests=False, held=None):
+        from tagc.torch.exchange.model import UnitModel
         from tagc.torch.exchange.unit import kind_of
 
-        self.schedule, self.wrapper = side(parameters, comm.world_size, options, is_fresh)
-        self.comm, self._lay_out, self._seen = comm, lay_out, self.wrapper.parameters()
-        kind, self._factor = kind_of(op, comm.world_size)
-        levels, layout = Levels(None, comm), lay_out(self._seen)
-        self._model = UnitModel("unit", levels, layout, dtype, kind, self.schedule, rests)
+        self.settings, self.schedule, self.wrapper = side(parameters, levels.world_size, options, is_fresh)
+        self._lay_out, self._seen = lay_out, self.wrapper.parameters()
+        self.kind, self.factor = kind_of(op, levels.world_size)
+        about = lay_out(self._seen), dtype, self.kind, self.schedule
+        self._model = UnitModel("unit", levels, *about, rests, held)
 
-    def reduce(self, source, target, _op, step, _rests):
+    def parameters(self):
+        """As they are exchanged next."""
+        return self.wrapper.parameters()
+
+    def reduce(self, source, target, step):
+        """Returns how many sums were beyond fp16."""
         if self._seen != self.wrapper.parameters():
             self._seen = self.wrapper.parameters()
             self._model.follow(self._lay_out(self._seen))
-        self._model.begin(source, target, step, self._factor)
-        self._model.model.end()
-        if (full := self._model.model.take_full()) is not None:
-            self.schedule.keep(self.comm, dict(zip(*full)))
+        self._model.begin(source, target, step, self.factor)
+        self._model.end(self.schedule)
         return self._model.model.n_saturated
 
     def residuals(self):
@@ -140,6 +116,15 @@ class New:
 
     def close(self):
         self._model.close()
+
+
+def check_residuals(exchange, new, about):
+    """Those of the oracle have padding behind them."""
+    held, found = exchange.residuals(), new.residuals()
+    assert {name for name, values in held.items() if values.any()} <= found.keys(), about
+    for name, values in found.items():
+        own = held[name][: values.numel()] if name in held else torch.zeros_like(values)
+        assert torch.equal(own, values.float()), (about, name)
 
 
 def compare(rank, world_size, seed):
@@ -171,25 +156,30 @@ def compare(rank, world_size, seed):
             return layouts.chunked(parameters, world_size)
         return layouts.bucket(parameters, world_size)
 
+    from tagc.torch.exchange.model import Levels
+
     comm = Comm(dist.group.WORLD, 60)
-    old = Old(comm, parameters, lay_out, options, is_fresh)
-    new = New(comm, parameters, lay_out, options, is_fresh, dtype, op, rests)
+    new = New(Levels(None, comm), parameters, lay_out, options, is_fresh, dtype, op, rests)
+    exchange = by_parts.Exchange(comm, by_parts.fields_of(new.settings, new.schedule, dtype))
     about = seed, options, dtype, op, is_shard, rests
     for step in range(1, n_steps + 1):
-        layout = lay_out(parameters)
+        layout = lay_out(new.parameters())
         source = gradient(layout, 1000 * seed + 10 * step + rank, dtype)
         if rests and step % 3 == 0:  # one without a gradient
             piece = layout.pieces_of(step % len(parameters))[0]
             source[piece.start : piece.start + piece.length] = 0
         n_output = layout.n_elems if layout.all_reduce else layout.row
         outputs, bytes_sent, beyond = [], [], []
-        for one in (old, new):
+        for reduce in (
+            lambda target: exchange.reduce(layout, source, target, new.kind, new.factor, step, rests),
+            lambda target: new.reduce(source, target, step),
+        ):
             before, target = sent(comm), torch.full((n_output,), 7, dtype=dtype)
-            beyond.append(one.reduce(source, target, op, step, rests))
+            beyond.append(reduce(target))
             bytes_sent.append({leg: n - before[leg] for leg, n in sent(comm).items()})
             outputs.append(target)
-            one.schedule.meet()
-            one.schedule.step()
+        new.schedule.meet()
+        new.schedule.step()
         assert torch.equal(*(each.view(torch.int8) for each in outputs)), (about, step)
         assert beyond[0] == beyond[1], (about, step, beyond)
         if "dense" not in (
@@ -197,15 +187,10 @@ def compare(rank, world_size, seed):
             options.get("exchange"),
         ):  # a model makes one part of all that is
             assert bytes_sent[0] == bytes_sent[1], (about, step, bytes_sent)
-        assert old.schedule.levels() == new.schedule.levels(), (about, step)
-        held, found = old.residuals(), new.residuals()
-        assert {name for name, values in held.items() if values.any()} <= found.keys(), about
-        for name, values in found.items():
-            own = held[name].float() if name in held else torch.zeros(0)
-            assert torch.equal(own, values.float()), (about, step, name)
+        check_residuals(exchange, new, (about, step))
     if not options and any(p.kind == "compressed" and p.numel > 4096 for p in parameters):
-        assert 3 in old.schedule.levels().values(), "it should have come to selection"
-    old.close()
+        assert 3 in new.schedule.levels().values(), "it should have come to selection"
+    exchange.close()
     new.close()
     comm.close()
 
@@ -214,7 +199,7 @@ def compare(rank, world_size, seed):
 
 
 def levels_of(rank, world_size, per_host):
-    """Returns (hosts, connections within this host and between hosts)."""
+    """Returns (hosts, the group of this host, connections within it and between hosts)."""
     from tagc.torch.exchange.comm import Comm
     from tagc.torch.exchange.hosts import Hosts
 
@@ -225,53 +210,87 @@ def levels_of(rank, world_size, per_host):
     within, between = groups[rank // per_host], groups[n_hosts + rank % per_host]
     hosts = Hosts(between, within, rank, n_hosts, per_host, is_on_one_host=False)
     comms = Comm(within, 60), Comm(between, 60)
-    comms[1].place = hosts.place
-    return hosts, *comms
+    return hosts, within, *comms
 
 
-class OldOfHosts(Old):
-    """A sum within the host in Python (exchange/rows.py), and a Unit of what a place exchanges."""
+def host_sum(within, source, factor):
+    """The sum of the host's ranks times `factor`, rounded once."""
+    everyone = [torch.empty_like(source) for _ in range(within.size())]
+    dist.all_gather(everyone, source, group=within)
+    return (sum(each.float() for each in everyone) * factor).to(source.dtype)
 
-    def __init__(self, hosts, within, between, *others):
-        super().__init__(between, *others)
+
+def slices_of(layout, parameters, n_hosts, per_host):
+    """What one place exchanges of an all-reduce: (its layout, cut(whole, place), join(slices, target))."""
+    from tagc.torch.exchange import layout as layouts
+
+    sizes = [layouts.chunked_elems(p, per_host) // per_host for p in parameters]
+    of_place = layouts.bucket(
+        [p._replace(shape=(size,), dim=0) for p, size in zip(parameters, sizes)], n_hosts
+    )
+
+    def spans():
+        at = 0
+        for i, size in enumerate(sizes):
+            piece = layout.pieces_of(i)[0]
+            for place in range(per_host):
+                n = max(0, min(size, piece.length - place * size))
+                yield place, piece.start + place * size, at, n
+            at += size
+
+    def cut(whole, own):
+        part = whole.new_zeros(of_place.n_elems)
+        for place, start, at, n in spans():
+            if place == own:
+                part[at : at + n] = whole[start : start + n]
+        return part
+
+    def join(parts, target):
+        for place, start, at, n in spans():
+            target[start : start + n] = parts[place][at : at + n]
+
+    return of_place, cut, join
+
+
+class OldOfHosts:
+    """Sums within the host, and then by_parts.Exchange of what a place exchanges."""
+
+    def __init__(self, hosts, within, between, fields):
         self._hosts, self._within = hosts, within
+        self._exchange = by_parts.Exchange(between, fields, hosts.place)
+        self.residuals, self.close = self._exchange.residuals, self._exchange.close
 
-    def reduce(self, source, target, op, step, rests):
-        from tagc.torch.exchange.rows import Rows
-        from tagc.torch.exchange.slices import Slice
+    def reduce(self, parameters, layout, source, target, op, step):
+        from tagc.torch.exchange import layout as layouts
+        from tagc.torch.exchange.unit import kind_of, scale_of
 
-        layout, about = self._lay_out(self.wrapper.parameters()), (self._hosts, self._within, source.clone())
-        if target.numel() < source.numel():
-            rows = Rows(*about, op, "unit", 60)
-            rows.add_up()
-            return super().reduce(rows.sums, target, rows.op_between, step, rests)
-        slices = Slice(*about, target, op, layout, "unit", 60)
-        slices.add_up()
-        found = super().reduce(slices.sums, slices.result, slices.op_between, step, rests)
-        slices.spread()
-        return found
-
-
-class NewOfHosts(New):
-    def __init__(self, hosts, within, between, parameters, lay_out, options, is_fresh, dtype, op):
-        from tagc.torch.exchange.model import Levels, UnitModel
-        from tagc.torch.exchange.unit import kind_of
-
-        levels = Levels(within, between)
-        self.schedule, self.wrapper = side(parameters, levels.world_size, options, is_fresh)
-        self.comm, self._lay_out, self._seen = between, lay_out, self.wrapper.parameters()
-        kind, self._factor = kind_of(op, levels.world_size)
-        layout = lay_out(self._seen)
-        n_owners = hosts.per_host if layout.all_reduce else levels.world_size
-        held = range(hosts.place, n_owners, hosts.per_host)
-        self._model = UnitModel("unit", levels, layout, dtype, kind, self.schedule, False, held)
+        hosts = self._hosts
+        is_mean = op == dist.ReduceOp.AVG
+        summed = host_sum(self._within, source, 1 / hosts.per_host if is_mean else scale_of(op, 1))
+        op_between = op if is_mean else dist.ReduceOp.SUM
+        kind, factor = kind_of(op_between, hosts.n_hosts)
+        if not layout.all_reduce:
+            rows = summed.view(hosts.n_hosts, hosts.per_host, -1)[:, hosts.place].flatten()
+            size = [layouts.chunked_elems(p, layout.world_size) // layout.world_size for p in parameters]
+            own = [p._replace(shape=(hosts.n_hosts * n,), dim=0) for p, n in zip(parameters, size)]
+            of_place = layouts.chunked(own, hosts.n_hosts)
+            self._exchange.reduce(of_place, rows, target, kind, factor, step)
+            return
+        of_place, cut, join = slices_of(layout, parameters, hosts.n_hosts, hosts.per_host)
+        result = summed.new_empty(of_place.n_elems)
+        self._exchange.reduce(of_place, cut(summed, hosts.place), result, kind, factor, step)
+        parts = [torch.empty_like(result) for _ in range(hosts.per_host)]
+        dist.all_gather(parts, result, group=self._within)
+        target.zero_()
+        join(parts, target)
 
 
 def compare_of_hosts(levels, rank, world_size, seed):
     """Where ranks of a host add up two values, which has one order. In 16 bits their mean is rounded once."""
     from tagc.torch.exchange import layout as layouts
+    from tagc.torch.exchange.model import Levels
 
-    hosts, within, between = levels
+    hosts, group, within, between = levels
     draw = random.Random(seed)
     parameters = some_parameters(draw, world_size)
     dtype = draw.choice((torch.float32, torch.bfloat16, torch.float16))
@@ -287,35 +306,33 @@ def compare_of_hosts(levels, rank, world_size, seed):
         )
     )
 
-    def lay_out(parameters, n_rows=0):
+    def lay_out(parameters):
         if is_shard:
-            return layouts.chunked(parameters, world_size, n_rows)
-        if n_rows:
-            return layouts.sliced(parameters, hosts.n_hosts, hosts.per_host)
+            return layouts.chunked(parameters, world_size)
         return layouts.bucket(parameters, world_size)
 
-    about = parameters, lambda found: lay_out(found, hosts.n_hosts), options, False
-    old = OldOfHosts(hosts, within, between, *about)
-    new = NewOfHosts(hosts, within, between, parameters, lay_out, options, False, dtype, op)
+    n_owners = world_size if is_shard else hosts.per_host
+    held = range(hosts.place, n_owners, hosts.per_host)
+    new = New(Levels(within, between), parameters, lay_out, options, False, dtype, op, held=held)
+    old = OldOfHosts(hosts, group, between, by_parts.fields_of(new.settings, new.schedule, dtype))
     about = seed, options, dtype, op, is_shard
     for step in range(1, 7):
         layout = lay_out(parameters)
         source = gradient(layout, 1000 * seed + 10 * step + rank, dtype)
         n_output = layout.n_elems if layout.all_reduce else layout.row
         outputs, bytes_sent = [], []
-        for one in (old, new):
+        for reduce in (
+            lambda target: old.reduce(new.parameters(), layout, source, target, op, step),
+            lambda target: new.reduce(source.clone(), target, step),
+        ):
             before, target = sent(between), torch.full((n_output,), 7, dtype=dtype)
-            one.reduce(source.clone(), target, op, step, False)
+            reduce(target)
             bytes_sent.append({leg: n - before[leg] for leg, n in sent(between).items()})
             outputs.append(target)
         assert torch.equal(*(each.view(torch.int8) for each in outputs)), (about, step)
         if options.get("mild") != "dense":  # a model makes one part of all that is
             assert bytes_sent[0] == bytes_sent[1], (about, step, bytes_sent)
-        held, found = old.residuals(), new.residuals()
-        assert {name for name, values in held.items() if values.any()} <= found.keys(), about
-        for name, values in found.items():
-            own = held[name].float() if name in held else torch.zeros(0)
-            assert torch.equal(own, values.float()), (about, step, name)
+        check_residuals(old, new, (about, step))
     old.close()
     new.close()
 

@@ -2,7 +2,6 @@
 gloo's, and rank 0 says why. Which interface they take, and who may use them."""
 
 import contextlib
-import io
 import os
 import resource
 import threading
@@ -13,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import ranks
 import torch.distributed as dist
-from wrappers import present
+from wrappers import present, printed
 
 from tagc._library import Error
 from tagc.torch.exchange import native
@@ -124,25 +123,19 @@ def test_keys():
         assert "another interface: TAGC_SOCKET_IFNAME" in failures[1]
 
 
-def said_by(function):
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        result = function()
-    return result, said.getvalue()
-
-
 def chosen(rank, world_size):
     """By the word of the user, and by what all ranks can."""
     from tagc.torch.exchange.comm import Comm
 
     for transport, name in (("host", "native"), ("native", "native"), ("gloo", "gloo")):
-        comm, said = said_by(lambda transport=transport: Comm(dist.group.WORLD, 60, transport))
+        comm, said = printed(Comm, dist.group.WORLD, 60, transport)
         assert comm.transport == name and said == ""
         assert comm.all_gather(bytes([rank])) == [bytes([r]) for r in range(world_size)]
         comm.close()
     if rank == 1:
         os.environ["TAGC_SOCKET_IFNAME"] = "eth99"
     for time in range(2):
-        comm, said = said_by(lambda: Comm(dist.group.WORLD, 60, "host"))
+        comm, said = printed(Comm, dist.group.WORLD, 60, "host")
         assert comm.transport == "gloo"
         assert comm.all_gather(bytes([rank])) == [bytes([r]) for r in range(world_size)]
         comm.close()
@@ -188,7 +181,7 @@ def no_way_through(rank, world_size):
 
         native.Port.connect = connect
     try:
-        comm, said = said_by(lambda: Comm(dist.group.WORLD, 60, "host"))
+        comm, said = printed(Comm, dist.group.WORLD, 60, "host")
         assert comm.transport == "gloo"
         assert ("rank 0: no connection to rank 1 within" in said) == (rank == 0)
         assert comm.all_gather(bytes([rank])) == [bytes([r]) for r in range(world_size)]
@@ -318,7 +311,7 @@ def few_files(rank, world_size):
         for _ in range(10):  # 4 connections take 12 (OWN_FILES), 1 takes 9
             os.close(opened.pop())
     try:
-        comm, said = said_by(lambda: Comm(dist.group.WORLD, 60, "host"))
+        comm, said = printed(Comm, dist.group.WORLD, 60, "host")
     finally:
         for file in opened:
             os.close(file)

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import ranks
 from models import Even, EvenBlock, batch_of, loss_of
-from test_state import wrapped
+from wrappers import local, wrapped
 
 
 class Deep(Even):
@@ -17,10 +17,6 @@ class Deep(Even):
     def __init__(self):
         super().__init__()
         self.layers.append(EvenBlock(32))
-
-
-def gradients(model):
-    return {name: p.grad.to_local().clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 def always_at_once(monkey):
@@ -125,7 +121,7 @@ def same_bits(rank, world_size):
                             loss_of(model, batch_of(rank, 100 + step)).backward()
                         optimizer.step()
                         optimizer.zero_grad()
-                    states.append([p.detach().to_local().clone() for p in model.parameters()])
+                    states.append([local(p).clone() for p in model.parameters()])
                     states[-1] += handle.state.units["the root module"].residuals_on_the_wire().values()
         assert all(map(torch.equal, *states)), options
 
@@ -146,12 +142,12 @@ def who_reads_at_once(rank, world_size):
                 model, seen = wrapped("fsdp2", **fully), []
                 weight = model.layers[1].mlp.weight
                 weight.register_post_accumulate_grad_hook(
-                    lambda p, seen=seen: seen.append(p.grad.to_local().clone())
+                    lambda p, seen=seen: seen.append(local(p.grad).clone())
                 )
                 with tagc.compress(model, verbose=False, sparsity=0.9):
                     loss_of(model, batch_of(rank)).backward()
                     loss_of(model, batch_of(rank, 1)).backward()
-                results.append([*seen, *gradients(model).values()])
+                results.append([*seen, *(local(p.grad).clone() for p in model.parameters())])
         assert len(results[0]) > 2 and all(map(torch.equal, *results)), fully
 
 
@@ -170,7 +166,7 @@ def who_reads_anothers(rank, world_size):
     import tagc.torch as tagc
 
     def look(model, seen):
-        return lambda *_: seen.append([p.grad.to_local().clone() for p in model.layers[1].parameters()])
+        return lambda *_: seen.append([local(p.grad).clone() for p in model.layers[1].parameters()])
 
     hooks = {
         "module": lambda model, seen: model.layers[0].register_full_backward_hook(look(model, seen)),
@@ -190,7 +186,7 @@ def who_reads_anothers(rank, world_size):
             for step in range(2):  # in the first one ranks wait for each other
                 model.zero_grad()
                 loss_of(model, batch_of(rank, step)).backward()
-        after = [p.grad.to_local() for p in model.layers[1].parameters()]
+        after = [local(p.grad) for p in model.layers[1].parameters()]
         assert seen and all(map(torch.equal, seen[-1], after)), name
 
 

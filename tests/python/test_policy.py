@@ -1,10 +1,9 @@
-"""The layer policy against lists of names written by hand, and against models of transformers where that is
-installed."""
+"""The layer policy in Python, and against models of transformers where that is installed. Which name is of
+which class is held by tests/unit/test_policy.c, with the classes of policy.tsv."""
 
 import math
 import pathlib
 import re
-from random import Random
 
 import pytest
 
@@ -14,97 +13,6 @@ from tagc.torch.schedule.policy import CLASSES, MIN_ELEMS, Row, classify, clean_
 D = 64  # every matrix below is D x D or larger, so at least MIN_ELEMS
 C, M, N = "compressed", "mild", "dense"
 
-# Matrices of each family by the name that has * for numbers. Everything else in such a model is dense.
-FAMILIES = {
-    "GPT2": {
-        "transformer.wte.weight": C, "transformer.wpe.weight": M, "transformer.h.*.attn.c_attn.weight": M,
-        "transformer.h.*.attn.c_proj.weight": C, "transformer.h.*.mlp.c_fc.weight": C,
-        "transformer.h.*.mlp.c_proj.weight": C, "lm_head.weight": C,
-    },
-    "Llama": {
-        "model.embed_tokens.weight": C, "model.layers.*.self_attn.q_proj.weight": M,
-        "model.layers.*.self_attn.k_proj.weight": M, "model.layers.*.self_attn.v_proj.weight": M,
-        "model.layers.*.self_attn.o_proj.weight": C, "model.layers.*.mlp.gate_proj.weight": C,
-        "model.layers.*.mlp.up_proj.weight": C, "model.layers.*.mlp.down_proj.weight": C, "lm_head.weight": C,
-    },
-    "OPT": {
-        "model.decoder.embed_tokens.weight": C, "model.decoder.embed_positions.weight": M,
-        "model.decoder.layers.*.self_attn.k_proj.weight": M,
-        "model.decoder.layers.*.self_attn.v_proj.weight": M,
-        "model.decoder.layers.*.self_attn.q_proj.weight": M,
-        "model.decoder.layers.*.self_attn.out_proj.weight": C,
-        "model.decoder.layers.*.fc1.weight": C, "model.decoder.layers.*.fc2.weight": C,
-    },
-    "GPTNeoX": {
-        "gpt_neox.embed_in.weight": C, "gpt_neox.layers.*.attention.query_key_value.weight": M,
-        "gpt_neox.layers.*.attention.dense.weight": C, "gpt_neox.layers.*.mlp.dense_h_to_4h.weight": C,
-        "gpt_neox.layers.*.mlp.dense_4h_to_h.weight": C, "embed_out.weight": C,
-    },
-    "T5": {
-        "shared.weight": C,
-        **{f"encoder.block.*.layer.*.SelfAttention.{k}.weight": C if k == "o" else M for k in "qkvo"},
-        **{f"decoder.block.*.layer.*.SelfAttention.{k}.weight": C if k == "o" else M for k in "qkvo"},
-        **{f"decoder.block.*.layer.*.EncDecAttention.{k}.weight": C if k == "o" else M for k in "qkvo"},
-        "encoder.block.*.layer.*.SelfAttention.relative_attention_bias.weight": N,
-        "decoder.block.*.layer.*.SelfAttention.relative_attention_bias.weight": N,
-        **{f"{side}.block.*.layer.*.DenseReluDense.{k}.weight": C for side in ("encoder", "decoder")
-           for k in ("wi", "wi_0", "wi_1", "wo")},
-    },
-    "Bert": {
-        "bert.embeddings.word_embeddings.weight": C, "bert.embeddings.position_embeddings.weight": M,
-        **{f"bert.encoder.layer.*.attention.self.{k}.weight": M for k in ("query", "key", "value")},
-        "bert.encoder.layer.*.attention.output.dense.weight": C,
-        "bert.encoder.layer.*.intermediate.dense.weight": C,
-        "bert.encoder.layer.*.output.dense.weight": C, "cls.predictions.transform.dense.weight": C,
-    },
-    "Mixtral": {
-        "model.embed_tokens.weight": C, **{f"model.layers.*.self_attn.{k}_proj.weight": M for k in "qkv"},
-        "model.layers.*.self_attn.o_proj.weight": C, "model.layers.*.mlp.experts.gate_up_proj": C,
-        "model.layers.*.mlp.experts.down_proj": C, "lm_head.weight": C,
-        **{f"model.layers.*.block_sparse_moe.experts.*.w{i}.weight": C for i in (1, 2, 3)},
-        **{f"model.layers.*.mlp.experts.*.w{i}.weight": C for i in (1, 2, 3)},
-    },
-    "nanoGPT": {
-        "transformer.wte.weight": C, "transformer.wpe.weight": M, "transformer.h.*.attn.c_attn.weight": M,
-        "transformer.h.*.attn.c_proj.weight": C, "transformer.h.*.mlp.c_fc.weight": C,
-        "transformer.h.*.mlp.c_proj.weight": C, **{f"transformer.h.*.attn.c_{k}.weight": M for k in "qkv"},
-    },
-    "Llama of Meta": {
-        "tok_embeddings.weight": C, "output.weight": C, "layers.*.attention.wq.weight": M,
-        "layers.*.attention.wk.weight": M, "layers.*.attention.wv.weight": M,
-        "layers.*.attention.wo.weight": C,
-        "layers.*.feed_forward.w1.weight": C, "layers.*.feed_forward.w2.weight": C,
-        "layers.*.feed_forward.w3.weight": C, "layers.*.attention.wqkv.weight": M,
-    },
-    "tagc": {
-        "wte.weight": C, "wpe.weight": M, "h.*.attn.c_attn.weight": M, "h.*.attn.c_proj.weight": C,
-        "h.*.mlp.c_fc.weight": C, "h.*.mlp.c_proj.weight": C, "lm_head.weight": C,
-    },
-    "llm.c": {"wte": C, "wpe": M, "qkvw": M, "attprojw": C, "fcw": C, "fcprojw": C},
-    "torch.nn": {
-        "encoder.layers.*.self_attn.in_proj_weight": M, "encoder.layers.*.self_attn.out_proj.weight": C,
-        "decoder.layers.*.multihead_attn.q_proj_weight": M,
-        "decoder.layers.*.multihead_attn.out_proj.weight": C,
-        "encoder.layers.*.linear1.weight": C, "encoder.layers.*.linear2.weight": C,
-    },
-    "others": {
-        "model.layers.*.self_attn.qkv_proj.weight": M, "model.layers.*.mlp.gate_up_proj.weight": C,
-        "model.layers.*.self_attn.kv_a_proj_with_mqa.weight": M, "transformer.blocks.*.attn.Wqkv.weight": M,
-        "model.layers.*.self_attn.dense.weight": C, "transformer.h.*.attn.attention.out_proj.weight": C,
-        "model.decoder.layers.*.encoder_attn.k_proj.weight": M, "down.*.attn1.to_q.weight": M,
-        "down.*.attn1.to_out.0.weight": C, "transformer.layer.*.attention.q_lin.weight": M,
-        "transformer.layer.*.attention.out_lin.weight": C, "blocks.*.qkv.weight": M, "blocks.*.wq.weight": M,
-        "blocks.*.feed_forward.key.weight": C, "pos_embed": M, "model.layers.*.mlp.router.weight": N,
-        "model.layers.*.mlp.experts.down_proj_bias": N, "model.layers.*.self_attn.q_norm.weight": N,
-        "attn_model.layers.*.mlp.fc1.weight": C, "value_head.summary.weight": C,
-        "backbone.layers.*.mixer.A_log": N,
-    },
-}  # fmt: skip
-
-
-def numbered(kind):
-    return kind.replace("*", "3")
-
 
 def kind_of(name):
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
@@ -112,12 +20,6 @@ def kind_of(name):
 
 def classes_of(parameters, **options):
     return {row.name: row.class_ for row in classify(parameters, **options)}
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_known_names(family):
-    expected = {numbered(kind): class_ for kind, class_ in FAMILIES[family].items()}
-    assert classes_of([(name, (4 * D, D)) for name in expected]) == expected
 
 
 def test_shapes_decide_before_names():
@@ -137,23 +39,6 @@ def test_shapes_decide_before_names():
     for row, (name, shape, class_, reason) in zip(classify([row[:2] for row in rows]), rows, strict=True):
         assert (row.name, row.shape, row.n_elems, row.class_) == (name, shape, math.prod(shape), class_), name
         assert reason in row.reason, name
-
-
-def test_min_elems_is_a_choice():
-    assert classes_of([("mlp.fc1.weight", (2, 2))], min_elems=0) == {"mlp.fc1.weight": C}
-    assert classes_of([("mlp.fc1.weight", (2, 2))], min_elems=5) == {"mlp.fc1.weight": N}
-
-
-@pytest.mark.parametrize("prefix", [
-    "_orig_mod.", "_fsdp_wrapped_module.", "_fsdp_wrapped_module._checkpoint_wrapped_module._orig_mod.",
-])  # fmt: skip
-def test_wrappers_change_nothing(prefix):
-    for family in FAMILIES.values():
-        for kind, class_ in family.items():
-            name = numbered(kind)
-            inside = name.replace(".3.", ".3._fsdp_wrapped_module._checkpoint_wrapped_module._orig_mod.")
-            assert clean_name(prefix + inside) == name
-            assert classes_of([(prefix + inside, (4 * D, D))]) == {name: class_}
 
 
 def test_a_module_of_the_users_that_is_called_module_keeps_its_name():
@@ -252,35 +137,6 @@ def test_names_that_look_like_patterns_or_nothing():
     assert classify([]) == []
 
 
-WORDS = """norm ln ln_f bias pe pos position embed head attn attention mlp ffn experts intermediate fc c_fc w1
-lin1 proj o_proj out output dense q kv query_key_value in_proj_weight gate router weight kernel layers h 0 12
-model x _ w""".split()
-
-
-def made_up(random, n_words):
-    return ".".join("_".join(random.choices(WORDS, k=random.choice((1, 1, 2)))) for _ in range(n_words))
-
-
-def test_what_holds_for_any_name():
-    random = Random(4)
-    names = {made_up(random, random.randrange(1, 6)) for _ in range(1500)}
-    rows = classify([(name, (4 * D, D)) for name in names])
-    for row in rows:
-        ways = [
-            row.name.upper(),
-            row.name + ".weight",
-            "outside." + row.name,
-            row.name.replace(".", "._orig_mod."),
-        ]
-        for name in ways:
-            assert classify([(name, row.shape)])[0][3:] == row[3:], (name, row)
-        assert classify([(row.name, row.shape)], min_elems=row.n_elems + 1)[0].class_ == N
-        assert classify([(row.name, (row.n_elems,))])[0].class_ == N
-        if classify([(row.name, (1, D))])[0].reason in ("norm", "bias"):
-            assert row.class_ == N
-    assert {row.class_ for row in rows} == set(CLASSES)
-
-
 def test_the_number_is_that_of_the_header():
     header = pathlib.Path(__file__, "../../../include/tagc/policy.h").resolve().read_text()
     assert re.search(r"^#define TAGC_CLASS_MIN_ELEMS (\d+)$", header, re.M)[1] == str(MIN_ELEMS)
@@ -333,26 +189,32 @@ def test_table_of_nothing():
     assert table([]) == "0 of 0 elements compressed (0.0 %)"
 
 
+def known_classes():
+    """Returns {name, with * for numbers: class} of matrices in policy.tsv."""
+    path = pathlib.Path(__file__).parents[1] / "unit" / "policy.tsv"
+    rows = [line.split("\t") for line in path.read_text().splitlines()]
+    return {kind_of(name): class_ for name, shape, class_, _ in rows if shape == "256x64"}
+
+
 SMALL = dict(
     vocab_size=320, hidden_size=D, num_hidden_layers=2, num_attention_heads=4, intermediate_size=4 * D
 )
 
 
-@pytest.mark.parametrize("family, model, config", [
-    ("GPT2", "GPT2LMHeadModel", dict(vocab_size=320, n_positions=128, n_embd=D, n_layer=2, n_head=4)),
-    ("Llama", "LlamaForCausalLM", SMALL),
-    ("Llama", "MistralForCausalLM", SMALL | dict(num_key_value_heads=4)),
-    ("Llama", "Qwen2ForCausalLM", SMALL | dict(num_key_value_heads=4)),
-    ("Llama", "Gemma2ForCausalLM", SMALL | dict(num_key_value_heads=4)),
-    ("OPT", "OPTForCausalLM", SMALL | dict(ffn_dim=4 * D, word_embed_proj_dim=D)),
-    ("GPTNeoX", "GPTNeoXForCausalLM", SMALL),
-    ("T5", "T5ForConditionalGeneration", dict(vocab_size=320, d_model=D, d_kv=D // 4, num_heads=4,
-                                              num_layers=2,
-                                              d_ff=4 * D)),
-    ("Bert", "BertForMaskedLM", SMALL),
-    ("Mixtral", "MixtralForCausalLM", SMALL | dict(num_key_value_heads=4)),
+@pytest.mark.parametrize("model, config", [
+    ("GPT2LMHeadModel", dict(vocab_size=320, n_positions=128, n_embd=D, n_layer=2, n_head=4)),
+    ("LlamaForCausalLM", SMALL),
+    ("MistralForCausalLM", SMALL | dict(num_key_value_heads=4)),
+    ("Qwen2ForCausalLM", SMALL | dict(num_key_value_heads=4)),
+    ("Gemma2ForCausalLM", SMALL | dict(num_key_value_heads=4)),
+    ("OPTForCausalLM", SMALL | dict(ffn_dim=4 * D, word_embed_proj_dim=D)),
+    ("GPTNeoXForCausalLM", SMALL),
+    ("T5ForConditionalGeneration", dict(vocab_size=320, d_model=D, d_kv=D // 4, num_heads=4, num_layers=2,
+                                        d_ff=4 * D)),
+    ("BertForMaskedLM", SMALL),
+    ("MixtralForCausalLM", SMALL | dict(num_key_value_heads=4)),
 ])  # fmt: skip
-def test_models_of_transformers(family, model, config):
+def test_models_of_transformers(model, config):
     torch = pytest.importorskip("torch", reason="torch is not installed")
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     if not hasattr(transformers, model):
@@ -362,11 +224,11 @@ def test_models_of_transformers(family, model, config):
         built = kind(kind.config_class(**config))
     rows = classify(built.named_parameters())
     assert len(rows) == len(list(built.parameters()))
-    expected = dict(FAMILIES[family], **{"lm_head.weight": C})
+    expected = known_classes()
     for row in rows:
         if len(row.shape) < 2 or row.n_elems < MIN_ELEMS:
             assert row.class_ == "dense", row
-        else:  # a matrix that the list above does not have is a KeyError: names have changed
+        else:  # a matrix that the list does not have is a KeyError: names have changed
             assert row.class_ == expected[kind_of(row.name)], row
     assert {row.class_ for row in rows} == set(CLASSES)
     assert all(len(line) <= 100 for line in table(rows).splitlines())

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import ranks
 import torch.distributed as dist
 from models import batch_of, loss_of
-from test_state import wrapped
+from wrappers import wrapped
 
 TIMEOUT_S = 3
 PATIENCE_S = 60  # of the test: what a busy machine may take on top; without the time-out it is half an hour
@@ -64,16 +64,8 @@ def test_in_our_gather_under_fsdp2():
     check(2, "fsdp2", "forward", {"parameters": "delta4"}, ["no answer from rank 1 within 3 s", WOKEN])
 
 
-def test_in_a_reduction_under_ddp():
-    check(2, "ddp", "backward", {}, ["no answer from rank 1 within 3 s.* .leg", WOKEN])
-
-
-def test_in_a_reduction_by_gloo():
-    check(2, "ddp", "backward", {"transport": "gloo"}, ["no answer from rank 1 within 3 s.* .leg", WOKEN])
-
-
 @pytest.mark.slow
-def test_among_three():
+def test_in_a_reduction_under_ddp():
     words = "no answer from rank 2 within 3 s.* .leg"
     for transport in ("native", "gloo"):
         check(3, "ddp", "backward", {"transport": transport}, [words, words, WOKEN])

@@ -38,18 +38,33 @@ def fake(seed, **options):
     return Installed(seed, **options)
 
 
+class Skips(Odd):
+    """Leaves one of its layers out, or none."""
+
+    skipped = None
+
+    def forward(self, x):
+        x = self.embed(x)
+        for number, layer in enumerate(self.layers):
+            x = x if number == self.skipped else layer(x)
+        return self.head(x) @ self.mix * self.scale
+
+
 def wrapped(kind, **options):
-    """(model, function that gives its ranks' gradients of a step)"""
     torch.manual_seed(0)
     if kind == "ddp":
-        return torch.nn.parallel.DistributedDataParallel(Odd(), bucket_cap_mb=0.002, **options)
+        inner = Skips() if options.get("find_unused_parameters") else Odd()
+        return torch.nn.parallel.DistributedDataParallel(inner, bucket_cap_mb=0.002, **options)
     if kind == "fsdp1":
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         return FullyShardedDataParallel(Odd(), use_orig_params=True, device_id=torch.device("cpu"), **options)
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    model = Even()
+    model, sizes = Even(), {"hsdp": (2, 2), "replicas": (4, 1)}.get(kind)
+    if sizes is not None:
+        options = options | {"mesh": init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard"))}
     for layer in model.layers:
         fully_shard(layer, **options)
     fully_shard(model, **options)
@@ -70,6 +85,8 @@ def train(kind, rank, options, model_options, n_steps=STEPS, n_micro=1, loops=co
     losses = []
     with loops():
         for step in range(n_steps):
+            if model_options.get("find_unused_parameters"):
+                model.module.skipped = (step + rank) % 3
             for micro in range(n_micro):
                 loss = loss_of(model, batch_of(rank, step * n_micro + micro))
                 loss.backward()
@@ -130,8 +147,7 @@ def same_bits(rank, world_size):
         with installed as device:
             staged = train(kind, rank, options, model_options, n_micro=n_micro)
         assert device.n_current >= STEPS, "nothing was staged"
-        # all but the first exchanges of each layout; a bucket that rests needs Python
-        assert (len(device.tasks) >= STEPS // 2) != ("find_unused_parameters" in model_options)
+        assert len(device.tasks) >= STEPS // 2, "exchanges that need Python"
         assert (device.n_futures > 0) == (kind == "ddp")
         device.check()
         check_same(plain, staged)
@@ -171,8 +187,7 @@ def with_kernels(rank, world_size):
             finally:
                 tagc.compress, reducer.Gatherer.__init__ = compress, make
             assert device.fake.fake_n_device_blocks() == 0, "memory of the device stays"
-            # exchanges by flags; without kernels a bucket that rests needs Python
-            assert (len(device.tasks) > 0) == (has[rank] or "find_unused_parameters" not in model_options)
+            assert len(device.tasks) > 0
         assert found == ["device" if has[rank] else "host"]
         assert set(gathers) == ({how["codec"][rank] == "device"} if "codec" in how else set()), (
             "deltas on the device when asked for by name"
@@ -585,8 +600,7 @@ def levels_change(rank, world_size):
         gradients = []
 
         def counts():
-            works = [work.n_bytes(True) for work in handle.passes.runners.works()]
-            return device and (device.fake.fake_n_allocs(), works)
+            return device and device.fake.fake_n_allocs()
 
         for step, levels in enumerate(LEVELS):
             put_levels(handle, levels)
@@ -697,14 +711,8 @@ def between_hosts(rank, world_size):
         handle.close()
         return gradients
 
-    for number, (has_mesh, options, kernels) in enumerate(
-        (
-            (True, {"between": mesh["host"].get_group()}, False),
-            (False, {"hosts": 2}, False),
-            (False, {"hosts": 2}, True),
-            (None, {"hosts": 2}, True),
-        )
-    ):
+    cases = ((True, {"between": mesh["host"].get_group()}), (False, {"hosts": 2}), (None, {"hosts": 2}))
+    for number, ((has_mesh, options), kernels) in enumerate(itertools.product(cases, have_kernels())):
         plain = run(has_mesh, options)
         with fake(70 + 10 * number + rank, kernels=kernels) as device:
             device.fake.fake_n_allocs.restype = ctypes.c_uint64
@@ -712,6 +720,133 @@ def between_hosts(rank, world_size):
         device.check()
         assert device.n_current > 0, "nothing was staged"
         assert all(torch.equal(a, b) for a, b in zip(plain, staged)), (number, options)
+
+
+def on_hosts(rank, world_size):
+    """Two hosts of two ranks: with either codec the bits of CPU memory, and their bytes. Where parameters
+    rest, those of both codecs: on a device it counts whether the host's sum is zero."""
+    every = {"sparsity": 0.9, "layers": "all"}
+    cases = [
+        ("fsdp2", every, {}, {}),
+        ("fsdp2", {"sparsity": 0.8, "residual": "int8"}, bf16(), {"n_micro": 2}),
+        ("fsdp2", {}, {}, {}),
+        ("hsdp", every, {}, {}),
+        ("replicas", every | {"residual": "int4"}, {}, {}),
+        ("ddp", every, {}, {}),
+        ("ddp", every | {"residual": "int8"}, {"find_unused_parameters": True}, {}),
+        ("fsdp1", every, {}, {}),
+    ]
+    for number, (kind, options, model_options, how) in enumerate(present(cases)):
+        given = kind, rank, options | {"hosts": 2}, model_options
+        plain = None if "find_unused_parameters" in model_options else train(*given, **how)
+        for kernels in have_kernels():
+            with fake(400 + 10 * number + rank, kernels=kernels) as device:
+                on_device = train(*given, **how)
+                assert len(device.tasks) >= STEPS, "exchanges that need Python"
+            device.check()
+            plain = plain or on_device
+            check_same(plain, on_device)
+
+
+def one_rank_of_hosts_fails(rank, world_size):
+    """In either place of either host, in the first unit of a pass: the same error on all ranks, NaN in what
+    came of it, in its place residuals as before; and on it goes."""
+    import tagc.torch as tagc
+    from tagc.torch.hooks import ddp
+
+    fits = ddp._fitting
+    cases = itertools.product(("fsdp2", "replicas", "ddp"), have_kernels(), range(world_size))
+    for number, (kind, kernels, odd) in enumerate(cases):
+        with fake(500 + 10 * number + rank, kernels=kernels) as device:
+            model = wrapped(kind)
+            handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.5, hosts=2)
+            for step in range(3):  # DDP makes its buckets anew
+                loss_of(model, batch_of(rank, step)).backward()
+            before = next(iter(handle.state_dict().values()))["residuals"]
+
+            def refuse(*_, **__):
+                raise tagc.Error("mismatch", "this layout is unknown")
+
+            if rank == odd and kind == "ddp":
+                ddp._fitting = refuse
+            elif rank == odd:
+                module = next(module for module in handle.wrapper.modules if module.name == "layers.1")
+                module.layout = module.shard_layout = refuse
+            model.zero_grad()
+            check_error(
+                lambda: loss_of(model, batch_of(rank)).backward(),
+                f"gradients of .*: rank {odd}: this layout is unknown",
+            )
+            gradients = [local(p.grad) for p in model.parameters() if p.grad is not None]
+            assert all(gradient.isnan().all() for gradient in gradients if gradient.numel())
+            after = next(iter(handle.state_dict().values()))["residuals"]
+            are_same = [torch.equal(values, after[name]) for name, values in before.items()]
+            assert all(are_same) or rank % 2 != odd % 2
+            ddp._fitting = fits
+            if rank == odd and kind != "ddp":
+                del module.layout, module.shard_layout
+            model.zero_grad()
+            loss_of(model, batch_of(rank)).backward()
+            assert all(local(p.grad).isfinite().all() for p in model.parameters() if p.grad is not None)
+            handle.close()
+        device.check()
+
+
+def a_device_of_hosts_fails(rank, world_size):
+    """On one rank: its error is that of all ranks of all hosts."""
+    import tagc.torch as tagc
+
+    cases = itertools.product(("fsdp2", "ddp"), have_kernels(), (1, 2))
+    for number, (kind, kernels, odd) in enumerate(cases):
+        with fake(800 + 10 * number + rank, kernels=kernels) as device:
+            model = wrapped(kind)
+            handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.5, hosts=2)
+            for step in range(3):
+                loss_of(model, batch_of(rank, step)).backward()
+            if rank == odd:
+                device.is_broken = True
+                device.fail("MemcpyAsync", 2, 719)
+            check_error(
+                lambda: loss_of(model, batch_of(rank)).backward(),
+                rf"gradients of .*: rank {odd}: cuda: .* failed on device 0: .* \(719\)",
+            )
+            gradients = [local(p.grad) for p in model.parameters() if p.grad is not None]
+            if not device.is_broken:
+                assert all(gradient.isnan().any() for gradient in gradients if gradient.numel())
+            handle.close()
+
+
+def hosts_hooks_do_not_wait(rank, world_size):
+    """No exchange between hosts begins before all hooks of a backward pass have returned."""
+    import tagc.torch as tagc
+    from tagc.torch.exchange.model_exchanges import ModelExchanges
+
+    for kernels in have_kernels():
+        may_begin = threading.Event()
+        may_begin.set()
+
+        def begins():
+            assert may_begin.wait(60), "a hook waits for an exchange"
+
+        with fake(900 + rank, lazy=True, begins=begins, kernels=kernels) as device:
+            model = wrapped("fsdp2")
+            options = tagc.Options(transport="gloo")  # messages that can be held up
+            handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.5, hosts=2, options=options)
+            loss_of(model, batch_of(rank)).backward()
+            counts, finish = [], ModelExchanges.finish
+
+            def finish_at_last(self, take_back):
+                counts.append(len(self._waiting))
+                may_begin.set()
+                finish(self, take_back)
+
+            ModelExchanges.finish = finish_at_last
+            may_begin.clear()
+            loss_of(model, batch_of(rank, 1)).backward()
+            ModelExchanges.finish = finish
+            assert counts == [3], counts
+            handle.close()
+        device.check()
 
 
 def advice(rank, world_size):
@@ -756,6 +891,9 @@ KERNEL_CHECKS = [
 ]
 
 
+HOSTS_CHECKS = [on_hosts, one_rank_of_hosts_fails, a_device_of_hosts_fails, hosts_hooks_do_not_wait]
+
+
 def under(rank, world_size, manners, names):
     """Runs these checks on a device with bad manners."""
     from fake_device import Installed
@@ -786,6 +924,10 @@ def test_kernels():
     """With all bad manners of a driver at once; test_staging_long has each of them, in all cases."""
     need_kernels()
     run_under("all,depth=128", KERNEL_CHECKS)
+
+
+def test_hosts():
+    ranks.run_each(HOSTS_CHECKS, 4)
 
 
 @pytest.mark.slow

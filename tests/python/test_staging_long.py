@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from test_staging import CHECKS, KERNEL_CHECKS, between_hosts, need_kernels, run_under
+from test_staging import CHECKS, HOSTS_CHECKS, KERNEL_CHECKS, between_hosts, need_kernels, run_under
 
 # An exchange with kernels needs more places in a launch queue than test_manners's 8; CUDA's has 1,024.
 MANNERS = (
@@ -33,4 +33,4 @@ def test_kernels(manners):
 
 
 def test_between_hosts():
-    run_under(MANNERS[-1], [between_hosts], 4)
+    run_under(MANNERS[-1], [between_hosts, *HOSTS_CHECKS], 4)

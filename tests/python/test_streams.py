@@ -249,7 +249,7 @@ class Device:
         self._current, self._out, self._back = self.compute, Waiting(), Waiting()
         self.encodings = []  # what the encoding of each exchange waited for
         self.passes = self.runners = self
-        self.wrapper = types.SimpleNamespace(hosts=lambda group: None)
+        self.wrapper = types.SimpleNamespace(hosts=lambda group: types.SimpleNamespace(is_two_level=False))
 
     def current_stream(self):
         return self._current

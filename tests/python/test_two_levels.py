@@ -5,16 +5,18 @@ plain torch, and with one process over the whole batch."""
 import contextlib
 import os
 import pathlib
-import warnings
 
 import pytest
 
 torch = pytest.importorskip("torch")
 import ranks
 import torch.distributed as dist
+import wrapper_checks
 from models import Even, Odd, batch_of, loss_of
-from oracles import check_alike, check_equal, check_error, full_gradients, mix_of_classes
+from oracles import check_alike, check_equal, check_error, full_gradients
 from torch import nn
+from wrapper_checks import held
+from wrappers import gradients, heard, wrapped
 
 # ---- the method in plain torch ----
 
@@ -91,151 +93,111 @@ def given_gradients(rank, step, scale=1.0):
     return {name: scale * torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
 
 
-def sharded(make, **options):
-    from torch.distributed.fsdp import fully_shard
+class Beside:
+    """A model whose gradients must be the oracle's, bit for bit."""
 
-    torch.manual_seed(0)
-    model = make()
-    for layer in getattr(model, "layers", ()):
-        fully_shard(layer, **options)
-    return fully_shard(model, **options)
+    def __init__(self, rank, world_size, hosts, residual="fp32"):
+        import tagc.torch as tagc
 
+        self.rank, self.n_ranks, self.hosts = rank, world_size, hosts
+        self.model = wrapped("fsdp2", lambda: Given(SHAPES))
+        self.oracle = Simulated(SHAPES, hosts, world_size // hosts, 0.75)
+        options = dict(sparsity=0.75, values="fp32", layers="all", verbose=False, residual=residual)
+        self.handle = tagc.compress(self.model, hosts=hosts, **tagc.grouped(options))
 
-def gradients(model):
-    return {name: p.grad.full_tensor() for name, p in model.named_parameters() if p.grad is not None}
+    def backward(self, given):
+        self.model.zero_grad()
+        self.model(given).backward()
+        return {name.removeprefix("of."): gradient for name, gradient in gradients(self.model).items()}
 
+    def step(self, step, scale=1.0):
+        found = self.backward(given_gradients(self.rank, step, scale))
+        expected = self.oracle.step([given_gradients(other, step) for other in range(self.n_ranks)])
+        for name, gradient in found.items():
+            assert torch.equal(gradient / scale, expected[name]), (name, step)
 
-def residuals(handle):
-    (mine,) = handle.state_dict().values()
-    return mine["residuals"]
-
-
-def held(handle, hosts, columns=False):
-    """What each host has not sent, by name: (hosts, shape of the parameter). Hosts of one rank each: of each
-    rank."""
-    everyone = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, residuals(handle))
-    found = {}
-    for parameter in handle.wrapper.parameters():
-        if parameter.name in everyone[0]:
-            of_ranks = torch.stack([one[parameter.name] for one in everyone])
-            if hosts < len(everyone):  # (host, place, chunks of the place in all hosts)
-                n_chunks = 1 if handle.wrapper.between else hosts
-                wire = of_ranks.view(hosts, len(everyone) // hosts, n_chunks, -1).transpose(1, 2).flatten(1)
-                n = torch.Size(parameter.shape).numel()
-                rows = wire[:, :n]
-                if columns and len(parameter.shape) == 2:
-                    world_size = n_chunks * len(everyone) // hosts
-                    rows = rows.view(hosts, world_size, parameter.shape[0], -1).transpose(1, 2)
-                of_ranks = rows.reshape(hosts, *parameter.shape)
-            found[parameter.name] = of_ranks
-    return found
+    def held(self):
+        return {name.removeprefix("of."): one for name, one in held(self.handle, self.hosts).items()}
 
 
 def simulated(rank, world_size, hosts=2):
-    """Bit for bit: gradients and residuals, step by step."""
-    import tagc.torch as tagc
-
-    model = sharded(lambda: Given(SHAPES))
-    options = dict(sparsity=0.75, values="fp32", layers="all", hosts=hosts, verbose=False)
-    oracle = Simulated(SHAPES, hosts, world_size // hosts, 0.75)
-    with tagc.compress(model, **tagc.grouped(options | {"residual": "fp32"})) as handle:
+    """Bit for bit: gradients and residuals, step by step, also of a run that is saved and goes on."""
+    both = Beside(rank, world_size, hosts)
+    with both.handle:
         for step in range(4):
-            model.zero_grad()
-            model(given_gradients(rank, step)).backward()
-            expected = oracle.step([given_gradients(other, step) for other in range(world_size)])
-            for name, gradient in gradients(model).items():
-                assert torch.equal(gradient, expected[name.removeprefix("of.")]), (name, step)
-        found = held(handle, hosts)
+            both.step(step)
+        found = both.held()
         for host in range(hosts):
-            for name, values in oracle.held(host).items():
-                assert torch.equal(found[f"of.{name}"][host], values), name
+            for name, values in both.oracle.held(host).items():
+                assert torch.equal(found[name][host], values), name
                 assert values.count_nonzero() > 0.5 * values.numel()
-        assert handle.stats()["sparsity"] == 0.75
+        assert both.handle.stats()["sparsity"] == 0.75
+        saved = both.handle.state_dict()
+    again = Beside(rank, world_size, hosts)
+    again.oracle = both.oracle
+    with again.handle:
+        again.handle.load_state_dict(saved)
+        again.step(4)
+        assert again.handle.n_steps == 5
 
 
 def in_eight_bits(rank, world_size, hosts=2):
     """Step by step from the residual that is there, what comes out is the simulation's bit for bit. What
     stays is the simulation's to one step of 8 bits, of the smallest power of two for each 128 values of a
     fragment, and rounded to either side so that nothing is lost on average."""
-    import tagc.torch as tagc
-
-    model = sharded(lambda: Given(SHAPES))
-    options = dict(sparsity=0.75, values="fp32", layers="all", hosts=hosts, verbose=False)
-    oracle, errors = Simulated(SHAPES, hosts, world_size // hosts, 0.75), []
-    with tagc.compress(model, **tagc.grouped(options | {"residual": "int8"})) as handle:
+    both, errors = Beside(rank, world_size, hosts, "int8"), []
+    with both.handle:
         for step in range(8):
-            model.zero_grad()
-            model(given_gradients(rank, step)).backward()
-            expected = oracle.step([given_gradients(other, step) for other in range(world_size)])
-            for name, gradient in gradients(model).items():
-                assert torch.equal(gradient, expected[name.removeprefix("of.")]), (name, step)
-            found = {name.removeprefix("of."): values.float() for name, values in held(handle, hosts).items()}
+            both.step(step)
+            found = {name: values.float() for name, values in both.held().items()}
             for host in range(hosts):
                 rows = torch.cat([rows_of(found[name][host], world_size) for name in SHAPES], 1)
-                for exact, kept in zip(oracle.residuals[host].split(128, 1), rows.split(128, 1)):
+                for exact, kept in zip(both.oracle.residuals[host].split(128, 1), rows.split(128, 1)):
                     largest = exact.abs().amax(1, keepdim=True).clamp(min=127 * 2.0**-126)
                     unit = 2.0 ** torch.ceil(torch.log2(largest / 127))
-                    assert (
-                        torch.equal((kept / unit).round(), kept / unit) and (kept / unit).abs().max() <= 127
-                    )
+                    codes = kept / unit
+                    assert torch.equal(codes.round(), codes) and codes.abs().max() <= 127
                     assert ((kept - exact).abs() < unit).all(), (step, host)
                     errors.append(((kept - exact) / unit).flatten())
-                oracle.residuals[host] = rows
+                both.oracle.residuals[host] = rows
     errors = torch.cat(errors)
     rounded = errors[errors != 0]
     assert len(rounded) > 1000 and abs(rounded.mean()) < 4 * rounded.std() / len(rounded) ** 0.5
     assert rounded.min() < -0.9 and rounded.max() > 0.9, "not to the nearest"
 
 
-def every_value(rank, world_size, hosts=2):
-    """With every value as it is, gradients are those of one process: of odd shapes, along columns, of
-    micro-steps that are added up."""
-    from torch.distributed.tensor import Shard
-
-    import tagc.torch as tagc
-
-    options = dict(sparsity=0, layers="all", hosts=hosts, verbose=False)
-    columns = dict(shard_placement_fn=lambda p: Shard(1) if p.ndim == 2 else Shard(0))
-    for make, fully in ((Odd, {}), (Even, columns), (Odd, dict(reshard_after_forward=False))):
-        model = sharded(make, **fully)
-        with tagc.compress(model, **tagc.grouped(options)) as handle:
-            for step in (0, 1):
-                model.set_requires_gradient_sync(step == 1)
-                loss_of(model, batch_of(rank, step)).backward()
-            check_equal(gradients(model), full_gradients(make, world_size, steps=(0, 1)), str(fully))
-            assert handle.n_steps == 1 and handle.stats()["n_units"] == 3
-
-
 def left_out(rank, world_size, hosts=2):
     """A parameter without a gradient makes the exchange dense, and all residuals stay. Torch 2.13 gives zeros
     for it in the next pass."""
-    import tagc.torch as tagc
     from tagc.torch.exchange import internals
 
-    model, oracle = sharded(lambda: Given(SHAPES)), Simulated(SHAPES, hosts, world_size // hosts, 0.75)
+    both = Beside(rank, world_size, hosts)
     everyone = [given_gradients(other, 0) for other in range(world_size)]
     part = {name: everyone[rank][name] for name in ("one", "two")}
-    options = dict(sparsity=0.75, values="fp32", layers="all", hosts=hosts, verbose=False)
-    with tagc.compress(model, **tagc.grouped(options | {"residual": "fp32"})) as handle:
-        model(everyone[rank]).backward()
-        oracle.step(everyone)
-        before = held(handle, hosts)
-        model.zero_grad()
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            model(part).backward()
-        assert (rank == 0) == any("got no gradient" in str(one.message) for one in said)
-        assert all(torch.equal(before[name], values) for name, values in held(handle, hosts).items())
-        mean = sum(one["one"] for one in everyone) / world_size
-        torch.testing.assert_close(gradients(model)["of.one"], mean)
+    with both.handle:
+        both.step(0)
+        before = both.held()
+        with heard("got no gradient") as said:
+            found = both.backward(part)
+        assert (rank == 0) == bool(said)
+        assert all(torch.equal(before[name], values) for name, values in both.held().items())
+        torch.testing.assert_close(found["one"], sum(one["one"] for one in everyone) / world_size)
         if not internals.can_reduce_unused():
             return
-        model.zero_grad()
-        model(part).backward()
-        expected = oracle.step([one | {"three": torch.zeros(SHAPES["three"])} for one in everyone])
-        for name, gradient in gradients(model).items():
-            assert torch.equal(gradient, expected[name.removeprefix("of.")]), name
+        found = both.backward(part)
+        expected = both.oracle.step([one | {"three": torch.zeros(SHAPES["three"])} for one in everyone])
+        assert all(torch.equal(gradient, expected[name]) for name, gradient in found.items())
+
+
+def along_columns(rank, world_size, hosts=2):
+    """With every value as it is, gradients are those of one process, of layers gathered early and kept."""
+    import tagc.torch as tagc
+
+    model = wrapped("fsdp2", columns=True, reshard_after_forward=False)
+    model.set_modules_to_backward_prefetch(list(model.layers))
+    with tagc.compress(model, sparsity=0, layers="all", hosts=hosts, verbose=False):
+        loss_of(model, batch_of(rank)).backward()
+        check_equal(gradients(model), full_gradients(Even, world_size))
 
 
 def precisions(rank, world_size, hosts=2):
@@ -248,7 +210,7 @@ def precisions(rank, world_size, hosts=2):
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce)
         found = []
         for compresses in (False, True):
-            model = sharded(Even, mp_policy=policy)
+            model = wrapped("fsdp2", Even, mp_policy=policy)
             options = dict(sparsity=0, layers="all", hosts=hosts, verbose=False)
             with (
                 tagc.compress(model, **tagc.grouped(options))
@@ -272,31 +234,18 @@ def precisions(rank, world_size, hosts=2):
 def scaled(rank, world_size, hosts=2):
     """Residuals follow the loss scale. A gradient that is not finite leaves them as they are on all ranks,
     and the next one goes on."""
-    import tagc.torch as tagc
-
-    options = dict(sparsity=0.75, values="fp32", layers="all", hosts=hosts, verbose=False)
-    model = sharded(lambda: Given(SHAPES))
-    oracle = Simulated(SHAPES, hosts, world_size // hosts, 0.75)
-    with tagc.compress(model, **tagc.grouped(options | {"residual": "fp32"})) as handle:
+    both = Beside(rank, world_size, hosts)
+    with both.handle:
         for step, scale in enumerate((1.0, 8.0, 0.5)):
-            handle.loss_scale(scale)
-            model.zero_grad()
-            model(given_gradients(rank, step, scale)).backward()
-            expected = oracle.step([given_gradients(other, step) for other in range(world_size)])
-            for name, gradient in gradients(model).items():
-                assert torch.equal(gradient / scale, expected[name.removeprefix("of.")]), (name, step)
-        before, last = held(handle, hosts), given_gradients(rank, 3, 0.5)
+            both.handle.loss_scale(scale)
+            both.step(step, scale)
+        before, last = both.held(), given_gradients(rank, 3, 0.5)
         if rank == 1:
             last["one"][0] = float("inf")
-        model.zero_grad()
-        model(last).backward()
-        assert not gradients(model)["of.one"].isfinite().all()
-        assert handle.stats()["n_nonfinite"] == 1, handle.stats()
-        after = held(handle, hosts)
-        assert all(torch.equal(before[name], values) for name, values in after.items())
-        model.zero_grad()
-        model(given_gradients(rank, 4, 0.5)).backward()
-        assert all(gradient.isfinite().all() for gradient in gradients(model).values())
+        assert not both.backward(last)["one"].isfinite().all()
+        assert both.handle.stats()["n_nonfinite"] == 1, both.handle.stats()
+        assert all(torch.equal(before[name], values) for name, values in both.held().items())
+        both.step(4, 0.5)
 
 
 def counted(rank, world_size, hosts=2):
@@ -310,7 +259,7 @@ def counted(rank, world_size, hosts=2):
     ):
         found = []
         for split in (hosts, world_size):
-            model = sharded(lambda: Given({"one": torch.Size([256, 96])}))
+            model = wrapped("fsdp2", lambda: Given({"one": torch.Size([256, 96])}))
             with tagc.compress(
                 model, layers="all", hosts=split, verbose=False, **tagc.grouped(options)
             ) as handle:
@@ -337,7 +286,7 @@ def levels(rank, world_size, hosts=2):
     import tagc.torch as tagc
 
     shapes = {"one": torch.Size([80, 64]), "two": torch.Size([64, 96])}
-    model = sharded(lambda: Given(shapes))
+    model = wrapped("fsdp2", lambda: Given(shapes))
     optimizer = torch.optim.AdamW(model.parameters(), 0.001, foreach=False)
     steady = 3 * torch.randn(hosts, 80 * 64 // world_size, generator=torch.Generator().manual_seed(7))
     with tagc.compress(model, optimizer, hosts=hosts, verbose=False) as handle:
@@ -365,7 +314,7 @@ def nothing_between(rank, world_size):
 
     found = []
     for compresses in (False, True):
-        model, seen = sharded(Even), []
+        model, seen = wrapped("fsdp2", Even), []
         options = dict(hosts=1, sparsity=0.9, parameters="delta4", layers="all", on_step=seen.append)
         with (
             tagc.compress(model, verbose=False, **tagc.grouped(options))
@@ -387,22 +336,6 @@ def held_names(handle):
     return set().union(*(unit.names_of_residuals() for unit in handle.state.units.values()))
 
 
-def gathers(rank, world_size, hosts=2):
-    """Parameters that travel as deltas, too."""
-    import tagc.torch as tagc
-
-    model = sharded(Odd)
-    optimizer = torch.optim.SGD(model.parameters(), 0.05)
-    with tagc.compress(model, sparsity=0, layers="all", parameters="delta8", hosts=hosts, verbose=False):
-        losses = []
-        for _ in range(20):
-            optimizer.zero_grad()
-            losses.append(loss_of(model, batch_of(rank)))
-            losses[-1].backward()
-            optimizer.step()
-    assert losses[-1] < 0.9 * losses[0], losses
-
-
 def words(rank, world_size):
     """One line says what is done, and where; a wrong layout is a warning, and goes flat."""
     import io
@@ -416,12 +349,10 @@ def words(rank, world_size):
 
         first_words.identity = module.identity
         try:
-            with (
-                contextlib.redirect_stdout(io.StringIO()) as output,
-                warnings.catch_warnings(record=True) as told,
-            ):
-                warnings.simplefilter("always")
-                handle = tagc.compress(sharded(Even), sparsity=0.9, layers="all", **tagc.grouped(options))
+            with contextlib.redirect_stdout(io.StringIO()) as output, heard("hosts") as told:
+                handle = tagc.compress(
+                    wrapped("fsdp2", Even), sparsity=0.9, layers="all", **tagc.grouped(options)
+                )
             loss_of(handle.model, batch_of(rank)).backward()
             per_host = handle.stats()["ranks_per_host"]
             handle.close()
@@ -429,7 +360,7 @@ def words(rank, world_size):
             module.identity = first_words.identity = own
         text = output.getvalue()
         assert (rank == 0) == bool(text)
-        return text, per_host, [str(one.message) for one in told if "hosts" in str(one.message)]
+        return text, per_host, told
 
     text, per_host, told = said("aabb")
     line = "\n2 hosts x 2 ranks: sums within hosts by gloo, compressed between hosts"
@@ -460,20 +391,20 @@ def slow_inside(rank, world_size):
     for identities, says in (("aabb", False), ("abab", True)):
         first_words.identity = lambda identities=identities: identities[rank]
         try:
-            with warnings.catch_warnings(record=True) as told:
-                warnings.simplefilter("always")
-                tagc.compress(sharded(Even, mesh=mesh["local"]), between="host", verbose=False).close()
+            with heard("uncompressed, before tagc") as found:
+                tagc.compress(
+                    wrapped("fsdp2", Even, mesh=mesh["local"]), between="host", verbose=False
+                ).close()
         finally:
             first_words.identity = own
-        found = [str(one.message) for one in told if "uncompressed, before tagc" in str(one.message)]
-        assert len(found) == (says and rank == 0), told
+        assert len(found) == (says and rank == 0), found
         assert not found or "over 2 ranks on 2 hosts, such as ranks 0 and 1" in found[0], found
 
 
 def refused(rank, world_size):
     import tagc.torch as tagc
 
-    model = sharded(Even)
+    model = wrapped("fsdp2", Even)
     for options, text in (
         (dict(hosts=3), "hosts is 3, must divide the 4 ranks that train the model"),
         (dict(hosts=0), "hosts is 0, must be a whole number from 1"),
@@ -491,60 +422,26 @@ def refused(rank, world_size):
 
 def one_fails(rank, world_size):
     """What one rank does otherwise is the same error on all ranks of all hosts, and the next step goes on."""
-    import tagc.torch as tagc
     from tagc.torch.exchange import internals
 
-    model = sharded(lambda: Given(SHAPES))
-    with tagc.compress(model, sparsity=0.75, layers="all", hosts=2, verbose=False):
-        given = given_gradients(rank, 0)
-        model(given).backward()
+    both, given = Beside(rank, world_size, 2), given_gradients(rank, 0)
+    with both.handle:
+        both.backward(given)
         odd = {name: given[name] for name in ("one", "two")} if rank == 3 else given
-        check_error(
-            lambda: model(odd).backward(),
-            r"gradients of the root module: ranks do not agree: rank 2 has .*rank 3",
-        )
+        text = r"gradients of the root module: ranks do not agree: rank 2 has .*rank 3"
+        check_error(lambda: both.model(odd).backward(), text)
         if internals.version() >= (2, 15):  # before, some gradients outlive it
-            model.reset_iter_state()
-            model.zero_grad()
-            model(given).backward()
-            assert all(gradient.isfinite().all() for gradient in gradients(model).values())
-
-
-def goes_on(rank, world_size, hosts=2):
-    """A run that is saved and loaded goes on bit for bit."""
-    import tagc.torch as tagc
-
-    def start():
-        return tagc.compress(model, sparsity=0.75, layers="all", hosts=hosts, verbose=False)
-
-    model = sharded(lambda: Given(SHAPES))
-    results = []
-    with start() as handle:
-        for step in range(2):
-            model(given_gradients(rank, step)).backward()
-        saved = handle.state_dict()
-        model.zero_grad()
-        model(given_gradients(rank, 2)).backward()
-        results.append(gradients(model))
-    with start() as handle:
-        handle.load_state_dict(saved)
-        model.zero_grad()
-        model(given_gradients(rank, 2)).backward()
-        results.append(gradients(model))
-        assert handle.n_steps == 3
-    assert all(torch.equal(results[1][name], gradient) for name, gradient in results[0].items())
+            both.model.reset_iter_state()
+            assert all(gradient.isfinite().all() for gradient in both.backward(given).values())
 
 
 # ---- checkpoints on other hosts ----
 
 
 def start(hosts, columns=False, mesh=None, **options):
-    from torch.distributed.tensor import Shard
-
     import tagc.torch as tagc
 
-    fully = dict(shard_placement_fn=lambda p: Shard(1) if p.ndim == 2 else Shard(0)) if columns else {}
-    model = sharded(Even if columns else Odd, mesh=mesh, **fully)
+    model = wrapped("fsdp2", Even if columns else Odd, mesh=mesh, columns=columns)
     # int8, too, is saved as it is: the sum over ranks stays
     options |= dict(sparsity=0.75, layers="all", verbose=False, residual="fp32" if columns else "int8")
     return tagc.compress(model, hosts=hosts, **tagc.grouped(options))
@@ -628,37 +525,6 @@ def more_ranks(rank, world_size, folder):
 # ---- other exchanges, and larger hosts ----
 
 
-WAYS = (
-    dict(layers="all"),
-    dict(layers=mix_of_classes),
-    dict(layers="all", exchange="packed"),
-    dict(layers="all", exchange="sketch", sparsity=0.9875),
-    dict(layers="all", sparsity=0, values="int8"),
-)
-
-
-def conserved(rank, world_size, hosts=2, ways=WAYS):
-    """What came out and the mean of what hosts hold back is what was given, whatever is sent how."""
-    import tagc.torch as tagc
-
-    for options in ways:
-        model = sharded(Odd, reshard_after_forward=False)
-        model.set_modules_to_backward_prefetch(list(model.layers))
-        options = {"sparsity": 0.9, "residual": "fp32"} | options
-        with tagc.compress(model, hosts=hosts, verbose=False, **tagc.grouped(options)) as handle:
-            for step in range(2):
-                loss_of(model, batch_of(rank, step)).backward()
-            left, found = held(handle, hosts), gradients(model)
-            for name, given in full_gradients(Odd, world_size, steps=(0, 1)).items():
-                total = found[name].double()
-                if name in left:
-                    total += left[name].double().mean(0)
-                torch.testing.assert_close(
-                    total, given.double(), rtol=1e-5, atol=1e-6, msg=lambda text: f"{name}, {options}: {text}"
-                )
-            assert any(values.any() for values in left.values()), options
-
-
 def tensor_parallel(rank, world_size):
     """Two ranks share each matrix, four average gradients: on two hosts, two of a host go together. What
     tensor parallelism replicates stays equal bit by bit."""
@@ -702,7 +568,7 @@ def on_larger_hosts(rank, world_size):
     """Four hosts of two ranks, bit for bit; two of four."""
     simulated(rank, world_size, 4)
     counted(rank, world_size, 2)
-    conserved(rank, world_size, 2, WAYS[:2])
+    wrapper_checks.nothing_is_lost(rank, world_size, "fsdp2", 2)
 
 
 # ---- ranks that are gone ----
@@ -712,7 +578,7 @@ def lose_ranks(rank, world_size, folder, lost):
     """Those ranks die in a backward pass. Writes down what each other gets."""
     import tagc.torch as tagc
 
-    model = sharded(lambda: Given(SHAPES))
+    model = wrapped("fsdp2", lambda: Given(SHAPES))
     tagc.compress(model, sparsity=0.75, layers="all", hosts=2, timeout_s=8, verbose=False)
     model(given_gradients(rank, 0)).backward()
     loss = model(given_gradients(rank, 1))
@@ -743,25 +609,27 @@ def test_lost(lost, tmp_path):
 CHECKS = [
     simulated,
     in_eight_bits,
-    every_value,
     left_out,
-    conserved,
+    along_columns,
     precisions,
     scaled,
     counted,
     levels,
     nothing_between,
-    gathers,
     words,
     slow_inside,
     refused,
     one_fails,
-    goes_on,
 ]
 
 
 def test_four_ranks():
     ranks.run_each(CHECKS, 4)
+
+
+def test_every_wrappers():
+    """test_legs.py has DDP and others."""
+    ranks.run_each([wrapper_checks.nothing_is_lost, wrapper_checks.micro_steps], 4, "fsdp2", 2)
 
 
 def test_eight_ranks():

@@ -525,9 +525,12 @@ class Collectives:
         # in CPU memory sums within hosts take the place of gradients
         is_taken = call.source.device.type == "cpu" and self._hosts.is_two_level
         source = call.source.clone() if is_taken and call.source is not call.target else call.source
-        waits, number = (True, self._keys.n_calls) if name is None else (False, None)
-        what = reduced.unit, self._group, source, call.target, call.op, reduced.find_layout
-        self._passes.exchange(*what, waits=waits, recurs=name is not None, number=number, agrees=True)
+        waits = name is None or self._hosts.is_two_level  # where slices come together after the exchange
+        number = self._keys.n_calls if name is None else None
+        what = reduced.unit, self._group, source, call.target, call.op
+        self._passes.exchange(
+            *what, lambda: reduced.layout, waits=waits, recurs=name is not None, number=number, agrees=True
+        )
 
     def _reduce(self, call: Call, name: str | None, reduced: Reduced) -> None:
         try:

@@ -73,22 +73,22 @@ class Reduced:
         self.use, self._hosts = use, hosts
         self._lay_out(parameter)
         # messages name the collective, so that ranks notice where they come with different ones
-        self.unit = Unit(f"{parameter.name} ({use.collective})", follower, self.layout)
+        self.unit = Unit(f"{parameter.name} ({use.collective})", follower, self._own())
 
     def _lay_out(self, parameter: layouts.Parameter) -> None:
-        self.parameter, hosts = parameter, self._hosts
-        n_ranks = hosts.n_hosts * hosts.per_host
+        self.parameter, n_ranks = parameter, self._hosts.n_hosts * self._hosts.per_host
         if self.use.collective == "reduce_scatter":
-            what = [parameter], [0], self.use.n_elems, n_ranks
-            self.layout = self.whole = layouts.cut(*what)
-            if hosts.is_two_level:
-                self.layout = layouts.cut(*what, hosts.rows)
+            self.layout = layouts.cut([parameter], [0], self.use.n_elems, n_ranks)
         else:
-            self.whole = layouts.bucket([parameter], n_ranks)
-            self.layout = layouts.part(self.whole, hosts.n_hosts, hosts.per_host, hosts.place)
+            self.layout = layouts.bucket([parameter], n_ranks)
 
-    def find_layout(self, is_whole: bool) -> layouts.Layout:
-        return self.whole if is_whole else self.layout
+    def _own(self) -> layouts.Layout:
+        """Returns the layout of what the ranks of this rank's place exchange between hosts."""
+        hosts, layout = self._hosts, self.layout
+        if layout.all_reduce:
+            return layouts.part(layout, hosts.per_host, hosts.place)
+        n_ranks, rows = layout.world_size, hosts.rows if hosts.is_two_level else None
+        return layouts.cut(layout.parameters, [0], layout.n_elems, n_ranks, rows)
 
     def change(self, fields: Mapping[str, Any]) -> None:
         """Changes fields of the parameter, as its level."""
@@ -104,10 +104,6 @@ class _Once:
         self._values, self._options = values, options
         # each of the sums that come back stands for the values of all ranks
         self._result_format = lib.FORMATS["int8"] if is_all_reduce else -1
-
-    def fields(self, _part: layouts.Part, _dtype: torch.dtype) -> dict[str, Any]:
-        results = {"result_format": self._result_format} if self._result_format >= 0 else {}
-        return self._options.direct(self._values, 0.0) | {"residual": lib.RESIDUAL_NONE} | results
 
     def model_options(
         self, parameters: Sequence[layouts.Parameter], _dtype: torch.dtype

@@ -62,7 +62,7 @@ class Module:
         self.group, self.n_ranks, self.dtype = one.group, one.n_ranks, one.dtype
         self.n_shard = sum(shard.n_shard for shard in parameters)
         self.n_elems = self.n_ranks * self.n_shard
-        self._layouts: dict[tuple[tuple[Sharded, ...], bool], layouts.Layout] = {}
+        self._layouts: dict[tuple[Sharded, ...], layouts.Layout] = {}
         self._pass: Pass | None = None
         # the whole parameters, the row of one rank after that of the other, and their version()
         self._whole: tuple[torch.Tensor, Version] | None = None
@@ -266,12 +266,10 @@ class Module:
         shared.handle.passes.runners.keep(sums)
         return sums
 
-    def _layout(self, have: tuple[Sharded, ...], is_whole: bool) -> layouts.Layout:
-        key = have, is_whole
-        if key not in self._layouts:
-            n_rows = 0 if is_whole or self._hosts.is_flat else len(self._hosts.rows)
-            self._layouts[key] = layouts.chunked([shard.parameter for shard in have], self.n_ranks, n_rows)
-        return self._layouts[key]
+    def _layout(self, have: tuple[Sharded, ...]) -> layouts.Layout:
+        if have not in self._layouts:
+            self._layouts[have] = layouts.chunked([shard.parameter for shard in have], self.n_ranks)
+        return self._layouts[have]
 
     def end(self) -> None:
         """Notes how many gradients came in a pass that all ranks have ended."""

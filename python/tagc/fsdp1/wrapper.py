@@ -91,11 +91,8 @@ class _Flat:
     def n_replicas(self) -> int:
         return 1 if self.replicas is None else self.replicas.size()
 
-    def layout(
-        self, n_elems: int, hosts: Hosts, with_frozen: bool = False, is_whole: bool = False
-    ) -> layouts.Layout:
-        """Returns the layout of what is exchanged of a whole gradient of n_elems: all of it, or what the
-        ranks of this rank's place do."""
+    def layout(self, n_elems: int, hosts: Hosts, with_frozen: bool = False) -> layouts.Layout:
+        """Returns the layout of a whole gradient of n_elems."""
         world_size = self.group.size()
         if n_elems - self._n_elems not in range(world_size if self.is_sharded else 1):  # padded to whole rows
             raise Error(
@@ -106,20 +103,15 @@ class _Flat:
 
         def make(parameters: list[layouts.Parameter], starts: list[int]) -> layouts.Layout:
             if self.is_sharded:
-                rows = hosts.rows if hosts.is_two_level and not is_whole else None
-                return layouts.cut(parameters, starts, n_elems, world_size, rows)
-            if is_whole and hosts.is_two_level:
+                return layouts.cut(parameters, starts, n_elems, world_size)
+            if hosts.is_two_level:
                 parameters = [_flattened(parameter) for parameter in parameters]
-            whole = layouts.bucket(parameters, world_size, starts, n_elems)
-            return whole if is_whole else layouts.part(whole, hosts.n_hosts, hosts.per_host, hosts.place)
+            return layouts.bucket(parameters, world_size, starts, n_elems)
 
-        return self._layout(("whole", n_elems, hosts.n_hosts, is_whole), make, with_frozen)
+        return self._layout(("whole", n_elems, hosts.n_hosts), make, with_frozen)
 
-    def row_layout(
-        self, row: int, hosts: Hosts, with_frozen: bool = False, is_whole: bool = False
-    ) -> layouts.Layout:
-        """Returns the layout of what is exchanged of this rank's row, which has that many elements; as
-        layout()."""
+    def row_layout(self, row: int, hosts: Hosts, with_frozen: bool = False) -> layouts.Layout:
+        """Returns the layout of this rank's row, which has that many elements."""
         first = self.group.rank() * row
 
         def make(parameters: list[layouts.Parameter], starts: list[int]) -> layouts.Layout:
@@ -128,21 +120,24 @@ class _Flat:
                 begin, end = max(start, first), min(start + parameter.numel, first + row)
                 if begin < end:
                     pieces.append(layouts.Piece(i, begin - first, begin - start, end - begin))
-            if is_whole and hosts.is_two_level:
+            if hosts.is_two_level:
                 parameters = [_flattened(parameter) for parameter in parameters]
-            whole = layouts.Layout(parameters, pieces, row, 1, hosts.n_hosts * hosts.per_host)
-            return whole if is_whole else layouts.part(whole, hosts.n_hosts, hosts.per_host, hosts.place)
+            return layouts.Layout(parameters, pieces, row, 1, hosts.n_hosts * hosts.per_host)
 
-        return self._layout(("row", row, hosts.n_hosts, is_whole), make, with_frozen)
+        return self._layout(("row", row, hosts.n_hosts), make, with_frozen)
 
     def own(self, hosts: Hosts, is_row: bool) -> layouts.Layout:
         """Returns the layout of what this rank exchanges of all parameters, frozen ones, too."""
-        row = -(-self._n_elems // self.group.size())
+        world_size = self.group.size()
+        row = -(-self._n_elems // world_size)
+        if self.is_sharded and not is_row:
+            rows = hosts.rows if hosts.is_two_level else None
+            return layouts.cut(self.parameters, self._starts, row * world_size, world_size, rows)
         if is_row:
-            return self.row_layout(row, hosts, with_frozen=True)
-        return self.layout(
-            row * self.group.size() if self.is_sharded else self._n_elems, hosts, with_frozen=True
-        )
+            whole = self.row_layout(row, hosts, with_frozen=True)
+        else:
+            whole = self.layout(self._n_elems, hosts, with_frozen=True)
+        return layouts.part(whole, hosts.per_host, hosts.place)
 
     def _layout(
         self,
@@ -200,8 +195,8 @@ class _State:
         layout: Callable[..., layouts.Layout],
     ) -> None:
         passes, hosts, n = self.handle.passes, self.handle.wrapper.hosts(group), gradient.numel()
-        arrays = gradient, output, ReduceOp.AVG
-        passes.exchange(self.unit, group, *arrays, lambda is_whole: layout(n, hosts, is_whole=is_whole))
+        find_layout = functools.partial(layout, n, hosts)
+        passes.exchange(self.unit, group, gradient, output, ReduceOp.AVG, find_layout)
 
     def _add_up(self, group: dist.ProcessGroup, gradient: torch.Tensor, output: torch.Tensor) -> None:
         """Lets torch average."""

@@ -87,9 +87,6 @@ def count(
         for tensor in tensors:
             (host if tensor.device.type == "cpu" else device)[field] += tensor.nbytes
     if runners is not None:
-        for work in runners.works():
-            host[under_way] += work.n_bytes(is_on_host=True)
-            device[under_way] += work.n_bytes(is_on_host=False)
         host[pinned] += runners.pinned_bytes()
         if runners.kernels is not None:  # work memory, and bodies of all reducers
             device[under_way] += spares_there

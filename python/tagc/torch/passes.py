@@ -4,7 +4,6 @@ whole model."""
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,19 +14,20 @@ import torch.distributed as dist
 
 from tagc._library import Error
 from tagc.torch.exchange import internals, waits
-from tagc.torch.exchange.call import FindLayout, FindLayouts, Record, Reduction
-from tagc.torch.exchange.comm import Comm, Disagreement
+from tagc.torch.exchange import layout as layouts
+from tagc.torch.exchange.call import FindLayout, Record, Reduction
+from tagc.torch.exchange.comm import Comm, Disagreement, agree_in_turn
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import Exchanged, Expected
 from tagc.torch.exchange.layout import Layout
 from tagc.torch.exchange.model import Levels, PartStats
 from tagc.torch.exchange.model_exchanges import Contents, ModelExchanges, Start
 from tagc.torch.exchange.reducer import LocalFailure
-from tagc.torch.exchange.rows import Rows
 from tagc.torch.exchange.runner import Runner, Runners, Staged
-from tagc.torch.exchange.slices import Slice
+from tagc.torch.exchange.staging import Staging
 from tagc.torch.exchange.unit import DTYPES, Unit, kind_of
 from tagc.torch.exchange.unknown import UnknownLayouts
+from tagc.torch.exchange.within import HostSums
 from tagc.torch.schedule.options import constants
 from tagc.torch.state import State
 from tagc.torch.statistics import Recorder, beside_dense
@@ -54,6 +54,7 @@ class Passes:
         self._gather_comms: dict[tuple[int, ...], Comm] = {}
         self._loss_scale = 1.0  # of the pass whose hooks run; state.loss_scale is that of residuals
         self._step_open = self._is_outside = False
+        self._last_summed: Staging | None = None  # where the last exchange over hosts of several ranks was
         self._units_of_step: set[str] = set()  # names
 
     def comm(self, group: Any) -> Comm:
@@ -119,39 +120,24 @@ class Passes:
 
     def _prepare(self, what: Expected, staged: Staged) -> None:
         """Prepares one exchange."""
-        hosts, n_elems = self.state.wrapper.hosts(what.group), what.n_elems
+        hosts = self.state.wrapper.hosts(what.group)
         if hosts.is_one:
             return
         layout, failure = _found(what.layout)
-        comms = [self.comm(group) for group in hosts.levels()]
-        comm = comms[-1]
-        if hosts.is_two_level:
-            is_sliced = layout is not None and layout.all_reduce
-            n_elems = layout.n_elems if layout is not None and is_sliced else n_elems // hosts.per_host
-            comm.place = hosts.place
+        within = self.comm(hosts.within) if hosts.is_two_level else None
+        levels = Levels(within, self.comm(hosts.between))
         name = f"memory for gradients of {what.unit.name}"
-        comm.agree(name, {"elements": n_elems, "dtype": what.dtype}, failure)
-        if layout is None or what.unit.rests:
+        agree_in_turn(levels, name, {"elements": what.n_elems, "dtype": what.dtype}, failure)
+        if layout is None:
             return
-        unit, op = what.unit.make_unit(), dist.ReduceOp.AVG
-        if hosts.is_flat:
-            kind, queue = kind_of(op, comm.world_size)[0], staged.staging.queue
-            model = unit.model_of(Levels(None, comm), layout, what.dtype, kind, what.unit.rests, queue)
-            try:
-                model.prepare(is_in_place=layout.all_reduce)
-            except Error as problem:
-                failure = problem
-            comm.agree(name, {}, failure)
-            return
-        way = staged.way(comm)
-        unit.prepare(way, layout, op, what.dtype)
+        kind, queue = kind_of(dist.ReduceOp.AVG, levels.between.world_size)[0], staged.staging.queue
+        unit = what.unit.make_unit()
+        model = unit.model_of(levels, layout, what.dtype, kind, what.unit.rests, queue)
         try:
-            sizes = n_elems, n_elems if layout.all_reduce else layout.row
-            what_for = f"gradients of {what.unit.name}"
-            unit.task(staged.staging, way, what_for, comms, op, what.dtype, sizes, self.state.schedule)
+            model.prepare(is_in_place=layout.all_reduce)
         except Error as problem:
             failure = problem
-        comm.agree(name, {}, failure)
+        agree_in_turn(levels, name, {}, failure)
 
     # ---- exchanges ----
 
@@ -162,7 +148,7 @@ class Passes:
         source: torch.Tensor,
         target: torch.Tensor,
         op: Any,
-        find_layout: FindLayouts,
+        find_layout: FindLayout,
         waits: int = True,
         recurs: bool = True,
         number: int | None = None,
@@ -174,28 +160,21 @@ class Passes:
         the pass then. For others it returns at once, and the target is there in the order of streams.
         Failures that show later are raised by the next exchange or at the end of the backward pass.
 
-        find_layout(is_whole) -> the layout of `source`, or if not is_whole, of what the ranks of a place
-        exchange of it; None if some parameters are missing: then this exchange is dense and residuals do not
-        change. waits: whether the current stream waits for the result; or staging.FOR_INPUT. recurs: whether
-        this unit comes once in a step. number: from which rounding derives; None: the step's. agrees:
-        whether, in CPU memory, ranks agree before it by messages of its own, because they may come with
-        other calls."""
+        find_layout() -> the layout of `source`; None if some parameters are missing: then this exchange is
+        dense and residuals do not change. waits: whether the current stream waits for the result; or
+        staging.FOR_INPUT. recurs: whether this unit comes once in a step. number: from which rounding
+        derives; None: the step's. agrees: whether, in CPU memory, ranks agree before it by messages of its
+        own, because they may come with other calls."""
         self._check_open()
         hosts, what = self.state.wrapper.hosts(group), (unit, group, source, target, op)
-        if hosts.is_one or self._is_left(group, source):
+        if self.is_torchs(group, source):
             with self._giving_up():
                 self.model_exchanges.settle()
                 self._leave_to_torch(*what[:2], hosts, *what[2:], self._opens_step(unit, recurs))
-        elif not self._goes_by_model(unit, group, source):
-            with self._giving_up():
-                self.model_exchanges.settle()
-                opens_step = self._opens_step(unit, recurs)  # it may change layouts
-                self._run(*what[:2], hosts, *what[2:], find_layout, waits, opens_step, number)
-        elif self.runners.is_on_device(source):
-            whole = functools.partial(find_layout, True)
-            self.model_exchanges.leave_on_device(self.begin(*what, whole, waits, recurs, number))
+        elif self.runner_for(source)[0] is not self.runners.host:
+            self.model_exchanges.leave_on_device(self.begin(*what, find_layout, waits, recurs, number))
         else:
-            end = self.begin(*what, functools.partial(find_layout, True), waits, recurs, number, agrees)
+            end = self.begin(*what, find_layout, waits, recurs, number, agrees)
             self._wait_for(end, source, target, agrees, may_last)
         self._end_outside()
 
@@ -232,25 +211,10 @@ class Passes:
                 "again, or wrap the model anew",
             )
 
-    # ---- exchanges by models of libtagc ----
-
-    def can_begin(self, unit: Exchanged, group: Any, source: torch.Tensor) -> bool:
-        """Returns whether begin() takes that gradient: it is not torch's to add up."""
-        is_torchs = self.state.wrapper.hosts(group).is_one or self._is_left(group, source)
-        return not is_torchs and self._goes_by_model(unit, group, source)
-
-    def _is_left(self, group: Any, source: torch.Tensor) -> bool:
-        return self.state.is_left_to_torch(source) and isinstance(group, dist.ProcessGroup)
-
-    def _goes_by_model(self, unit: Exchanged, group: Any, source: torch.Tensor) -> bool:
-        """Returns whether that gradient is in CPU memory, or on a device with one rank per host, and no
-        parameter rests. A unit that has a model goes by it again, so that a rank whose gradient has become
-        another one tells the others."""
-        own = unit.find_unit()
-        if own is not None and own.model is not None:
-            return True
-        is_on_host = self.runner_for(source)[0] is self.runners.host
-        return is_on_host or self.state.wrapper.hosts(group).is_flat and not unit.rests
+    def is_torchs(self, group: Any, source: torch.Tensor) -> bool:
+        """Returns whether torch adds that gradient up: it stays within a host, or tagc does not take it."""
+        is_left = self.state.is_left_to_torch(source) and isinstance(group, dist.ProcessGroup)
+        return self.state.wrapper.hosts(group).is_one or is_left
 
     def begin(
         self,
@@ -277,13 +241,16 @@ class Passes:
             staging = self.runners.staging if self.runners.is_on_device(source) else None
             if staging is not None:  # what is left of a failed pass only tells the others
                 failure = failure or staging.failure or self.model_exchanges.told
+            find_scale = self._find_loss_scale(source, opens_step)
             call = Reduction(
-                unit, comm, source, target, op, find_layout, self._find_loss_scale(source, opens_step),
-                (self._begin, self._take_back), self.state.lock, failure, waits,
-                loaded=None if self.state.wrapper.is_elastic else self.state.loaded, within=within,
+                unit, Levels(within, comm), source, target, op, find_layout, find_scale, failure, waits,
+                None if self.state.wrapper.is_elastic else self.state.loaded, opens_step, number, agrees,
             )  # fmt: skip
-            call.opens_step, call.agrees_first, call.number = opens_step, agrees, number
             self._loss_scale = call.loss_scale
+            if within is not None and staging is not self._last_summed:  # ends over a host have one order
+                self.model_exchanges.settle()
+                self.runners.wait()
+                self._last_summed = staging
             if within is not None and (comm.needs_python or within.needs_python):
                 host.wait_for_jobs()  # all messages have one order, and there an end sends some, too
             elif comm.needs_python:
@@ -302,7 +269,9 @@ class Passes:
             own = unit.make_unit()
             is_told = True
             start = Start(call, own, self._find(call, own), source, target, staging)
-            return self.model_exchanges.begin(start)
+            if staging is None or within is None or not call.n_elems:
+                return self.model_exchanges.begin(start)
+            return self._begin_summed(start, hosts)
         except Exception as problem:
             is_told = is_told and isinstance(problem, Error) and not isinstance(problem, LocalFailure)
             if not is_told:  # the others wait for this rank's messages
@@ -311,6 +280,38 @@ class Passes:
                         each.abort(f"{unit.name}: {problem}")
             self.give_up()
             raise
+
+    def _begin_summed(self, start: Start, hosts: Hosts) -> Callable[[], None]:
+        """Begins an exchange on a device of what the ranks of this host have added up, as begin()."""
+        call, layout, contents, target = start.call, None, start.contents, start.target
+        if contents is not None:
+            layout = contents.layout
+        elif start.own.model is not None:  # as those of the others
+            layout = start.own.model.layout
+        within = call.levels.within
+        assert within is not None  # or nobody adds up
+        slices = None
+        if call.is_all_reduce:
+            is_known = layout is not None and layout.n_elems == call.n_elems
+            slices = layout.slices_of(hosts.per_host) if layout is not None and is_known else None
+            slices = slices or layouts.slices_of_one(call.n_elems, hosts.per_host)
+        name, timeout_s = start.own.name, self.state.options.timeout_s
+        sums = HostSums(hosts, within, start.source, call.op, slices, name, timeout_s)
+        try:
+            sums.add_up()
+        except Exception as problem:
+            call.failure, contents = call.failure or problem, None
+        call.n_within = sums.n_bytes
+        target = target if slices is None else sums.sums
+        end = self.model_exchanges.begin(start._replace(contents=contents, source=sums.sums, target=target))
+        if slices is None:
+            return end
+        try:
+            sums.spread(start.target)
+        except BaseException:
+            self.model_exchanges.leave_on_device(end)
+            raise
+        return end
 
     def make_room(self, n_bytes: int, group: Any) -> None:
         """Ends the oldest exchanges, so that a gradient in CPU memory has room beside those that are under
@@ -323,7 +324,7 @@ class Passes:
             if call.failure is not None:
                 self.state.n_steps += call.opens_step  # as on the others
                 return None
-            unit, layout, record = self._begin(call, None)
+            unit, layout, record = self._begin(call)
         return Contents(unit.make_unit() if unit is not call.unit else own, layout, record)
 
     @contextlib.contextmanager
@@ -334,54 +335,6 @@ class Passes:
         except BaseException:
             self.give_up()
             raise
-
-    def _run(
-        self,
-        unit: Exchanged,
-        group: Any,
-        hosts: Hosts,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        op: Any,
-        find_layouts: FindLayouts,
-        waits: int,
-        opens_step: bool,
-        number: int | None,
-    ) -> None:
-        runner, failure = self.runner_for(source)
-        find_layout = functools.partial(find_layouts, False)
-        rows: Rows | None = None
-        slice: Slice | None = None
-        if hosts.is_two_level:
-            within, name, timeout_s = self.comm(hosts.within), unit.name, self.state.options.timeout_s
-            if source.numel() == target.numel():
-                layout, problem = _found(find_layout)
-                failure = failure or problem
-                rows = slice = Slice(hosts, within, source, target, op, layout, name, timeout_s)
-                target, waits = slice.result, True
-            else:
-                rows = Rows(hosts, within, source, op, name, timeout_s)
-            group, source, op = hosts.between, rows.sums, rows.op_between
-        comm = self.comm(group)
-        comm.place = 0 if rows is None else hosts.place
-        begin, find_scale = (self._begin, self._take_back), self._find_loss_scale(source, opens_step)
-        lock = self.state.lock
-        call = Reduction(
-            unit, comm, source, target, op, find_layout, find_scale, begin, lock, failure, waits, rows,
-            None if self.state.wrapper.is_elastic else self.state.loaded,
-        )  # fmt: skip
-        if rows is not None and self.runners.is_on_device(source):
-            call.add_up_now()
-        call.opens_step, call.schedule, call.number = opens_step, self.state.schedule, number
-        self._loss_scale = call.loss_scale
-        try:
-            runner.run(call, source, target)
-        except Exception as problem:
-            if slice is not None and call.is_agreed:
-                slice.spread(problem)
-            raise
-        if slice is not None:
-            slice.spread()
 
     def _agree(self, call: Reduction) -> None:
         """Makes all ranks agree on an exchange, after those with which other ranks have come instead."""
@@ -440,9 +393,8 @@ class Passes:
             return lambda: self._loss_scale
         return lambda: self.state.loss_scale if self.scaler is None else self.scaler.get_scale()
 
-    def _begin(self, call: Reduction, source: torch.Tensor | None) -> tuple[Exchanged, Layout, Record]:
-        """Begins an exchange. source: None where libtagc looks at it (task.py), and then before the
-        agreement, else after it."""
+    def _begin(self, call: Reduction) -> tuple[Exchanged, Layout, Record]:
+        """Begins an exchange. Unless ranks have agreed on it, that may be taken back."""
         if call.opens_step:
             self.state.begin_step(call.loss_scale)
         call.step = self.state.n_steps if call.number is None else call.number
@@ -452,17 +404,14 @@ class Passes:
             if self.state.wrapper.speaks:
                 self._unknown.warn(unit)
             unit, layout = self._unknown.dense(unit, call.n_elems, call.levels, call.is_all_reduce)
-        elif source is not None:
-            self.state.schedule.look(comm, layout, source, unit)
         n_bytes = call.n_bytes // call.levels.per_host  # that this rank exchanges
         n_bytes_dense = (1 + layout.all_reduce) * n_bytes * (comm.world_size - 1) // comm.world_size
-        name, per_host = unit.name, 1 if call.within is None else call.within.world_size
-        n_elems = call.n_elems * (1 if call.rows is None else per_host)
+        name, per_host = unit.name, call.levels.per_host
 
         def record(stats: PartStats, seconds: float, agree_s: float) -> None:
             times, gentle = (seconds, agree_s, n_control), self.state.options.has_levels
             self.recorder.add(
-                name, stats, n_bytes_dense, n_elems, comm, *times, gentle, per_host, call.n_within
+                name, stats, n_bytes_dense, call.n_elems, comm, *times, gentle, per_host, call.n_within
             )
 
         return unit, layout, record

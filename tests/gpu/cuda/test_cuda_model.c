@@ -1,13 +1,14 @@
 /* A tagc_model on a device against one on host arrays, in the same runs: sums, residuals, statistics, plans and saved states have the same
  * bits, whoever has kernels, a queue without them, or no device. Failures are the same on all ranks. Ranks are threads, with a device of
  * the fake runtime each; kernels run in the harness. */
+#include "../../exchange/ranks.h"
+#include "../../exchange/rounds.h"
 #include "../../repeats.h"
 #include "../../unit/world.h"
 #include "../fake_runtime.h"
 #include "codec/elements.h"
-#include "gpu/queue_private.h"
+#include "gpu/ahead_unit.h"
 #include "gpu/store.h"
-#include "gpu/unit_private.h"
 #include "harness_maker.h"
 #include "schedule/private.h"
 
@@ -33,11 +34,15 @@ typedef enum incident {
     OVERFLOWS
 } incident;
 
+/* A planted mistake in calls of the runtime. */
+typedef enum sabotage { NO_SABOTAGE, DROP_WAIT, DROP_FLAG, RECORD_ELSEWHERE } sabotage;
+
 typedef struct trial {
     uint64_t seed;
     int n_hosts, n_places, n_steps;
     int output, op, gradient, sum, residual, cut, gentle, result_format, dense_only;
     int summed;    /* the caller adds up within hosts */
+    int rests;     /* some tensors have no gradient in a step */
     side sides[4]; /* of rank r: r modulo 4 */
     int in_place;  /* sums lie in the gradients */
     int moves;     /* pieces lie otherwise in each step */
@@ -51,6 +56,8 @@ typedef struct trial {
     int is_late;  /* the queue's thread begins when all is enqueued */
     int prepares; /* the model knows from the beginning where pieces will lie */
     int is_plain; /* the run to compare with */
+    sabotage sabotage;
+    int sabotaged; /* which call of each exchange */
     pthread_barrier_t barrier;
 } trial;
 
@@ -81,6 +88,9 @@ static outcome *outcomes[2][MOST_RANKS];
 
 static tagc_runtime real;
 static _Thread_local int begins;
+static _Thread_local const trial *of_thread;
+static _Thread_local int n_waits, n_flags, n_records; /* of this exchange so far */
+static _Thread_local void *last_stream;
 static _Atomic int n_foreign;
 
 static void note(void) {
@@ -97,9 +107,65 @@ static int between_device(int *ordinal) {
     return real.GetDevice(ordinal);
 }
 
-static int between_wait(void *stream, void *awaited, unsigned flags) {
+static int between_capturing(void *stream, int *status) { /* the first call of an exchange */
+    n_waits = n_flags = n_records = 0;
+    return real.StreamIsCapturing(stream, status);
+}
+
+static int is_it(sabotage kind, int *n) {
     note();
-    return real.StreamWaitEvent(stream, awaited, flags);
+    return of_thread && of_thread->sabotage == kind && (*n)++ == of_thread->sabotaged;
+}
+
+static int between_wait(void *stream, void *awaited, unsigned flags) {
+    return is_it(DROP_WAIT, &n_waits) ? 0 : real.StreamWaitEvent(stream, awaited, flags);
+}
+
+static int between_flag(void *stream, uint64_t address, uint32_t value, unsigned flags) {
+    return is_it(DROP_FLAG, &n_flags) ? 0 : real.StreamWaitValue32(stream, address, value, flags);
+}
+
+static int between_record(void *event, void *stream) {
+    void *other = last_stream;
+    last_stream = stream;
+    return real.EventRecord(event, is_it(RECORD_ELSEWHERE, &n_records) && other ? other : stream);
+}
+
+static int between_pointer(void *attributes, const void *pointer) {
+    note();
+    return real.PointerGetAttributes(attributes, pointer);
+}
+
+/* Batches whose memory overlaps work in one stream: streams have no order between their works. */
+static tagc_batch_maker noting_batches;
+static tagc_maker noting_maker;
+static pthread_mutex_t areas_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct area {
+    const char *begin, *end;
+    const void *stream;
+} areas[1 << 14];
+static int n_areas, n_shared;
+
+static tagc_status create_and_note(tagc_batch_kind kind, const tagc_batch_row *rows, size_t n_rows,
+                                   tagc_batch_result *results, void *work, tagc_pool *pool, void *stream,
+                                   tagc_batch **out) {
+    const tagc_batch_maker *batches = harness_maker()->batches;
+    struct area new = {work, (const char *)work + batches->work_bytes(kind, rows, n_rows, 1), stream};
+    pthread_mutex_lock(&areas_lock);
+    for (int i = 0; i < n_areas; i++)
+        n_shared += areas[i].begin < new.end &&new.begin < areas[i].end &&areas[i].stream != stream;
+    if (n_areas == (int)(sizeof areas / sizeof *areas)) abort();
+    areas[n_areas++] = new;
+    pthread_mutex_unlock(&areas_lock);
+    return batches->create(kind, rows, n_rows, results, work, pool, stream, out);
+}
+
+static void make_noting(void) {
+    noting_maker = *harness_maker();
+    noting_batches = *noting_maker.batches;
+    noting_batches.create = create_and_note;
+    noting_maker.batches = &noting_batches;
+    n_areas = n_shared = 0;
 }
 
 /* ---- a rank ---- */
@@ -162,6 +228,7 @@ static float given_gradient(const one_rank *own, uint32_t tensor, uint64_t i, in
     int is_odd = step == t->event_at && tensor % N_UNITS == 1;
     if (is_odd && t->event == NOT_FINITE && m->rank == 0 && i == 0) return INFINITY;
     if (is_odd && t->event == OVERFLOWS && i % 3 == 0) return 3e38f;
+    if (t->rests && (tensor / N_UNITS + (uint32_t)(step + m->rank)) % 3 == 0) return 0;
     if (!t->summed) return gradient_of(t, m->rank, tensor, i, step);
     float sum = 0;
     for (int place = 0; place < m->w->n_places; place++)
@@ -278,21 +345,25 @@ static void open_device(one_rank *own) {
     table.MemcpyAsync = between_copy;
     table.GetDevice = between_device;
     table.StreamWaitEvent = between_wait;
+    table.StreamIsCapturing = between_capturing;
+    table.EventRecord = between_record;
+    table.PointerGetAttributes = between_pointer;
     int ordinal = own->m->rank % FAKE_MAX_DEVICES;
     if (tagc_device_create(&table, where, ordinal, &own->device) != TAGC_OK) abort();
     real.SetDevice(ordinal);
     if (t->refused) own->device->patience_ms = 100; /* of a probe that must run out of it */
     if (own->side == KERNELS && t->refused) {
         EXPECT(own->m,
-               tagc_kernels_create(own->device, harness_maker(), &own->kernels) == TAGC_ERR_UNSUPPORTED);
+               tagc_kernels_create(own->device, &noting_maker, &own->kernels) == TAGC_ERR_UNSUPPORTED);
         EXPECT(own->m, strstr(tagc_last_error(), t->refused) != NULL);
     } else if (own->side == KERNELS &&
-               tagc_kernels_create(own->device, harness_maker(), &own->kernels) != TAGC_OK) {
+               tagc_kernels_create(own->device, &noting_maker, &own->kernels) != TAGC_OK) {
         abort();
     }
     if ((own->kernels ? tagc_queue_create_on(own->kernels, 2, &own->queue)
                       : tagc_queue_create(own->device, 2, &own->queue)) != TAGC_OK)
         abort();
+    own->device->runtime.StreamWaitValue32 = between_flag;
     EXPECT(own->m, own->device->calls_wait == (t->refused != NULL));
     if (fake_stream(&own->stream)) abort();
     if (!t->is_late && pthread_create(&own->thread, NULL, exchange_main, own->queue)) abort();
@@ -300,9 +371,13 @@ static void open_device(one_rank *own) {
 
 /* Two exchanges are encoded, as many as the queue has buffers, before anybody looks at the first one. */
 static void start_late(one_rank *own) {
+    enum { LONGEST_S = 30 };
     if (!own->queue || !own->t->is_late) return;
-    for (unsigned n = 0; atomic_load(&own->queue->flags->in) != 2; n++) tagc_queue_pause(n);
-    EXPECT(own->m, atomic_load(&own->queue->flags->out) == 0);
+    uint32_t n_wanted = own->t->sabotage ? 3 : 2; /* what is planted lets the third one come */
+    double end_s = tagc_time_s() + LONGEST_S;
+    for (unsigned n = 0; atomic_load(&own->queue->flags->in) < n_wanted && tagc_time_s() < end_s; n++)
+        tagc_queue_pause(n);
+    EXPECT(own->m, atomic_load(&own->queue->flags->in) == 2 && atomic_load(&own->queue->flags->out) == 0);
     if (pthread_create(&own->thread, NULL, exchange_main, own->queue)) abort();
 }
 
@@ -340,6 +415,7 @@ static void open_rank(one_rank *own) {
     o.formats.residual = t->residual;
     o.layout.cut = t->cut;
     o.hosts.summed = t->summed;
+    o.rests = t->rests;
     o.formats.result = t->result_format;
     make_shapes(t, &own->s);
     if (own->side != NO_DEVICE) open_device(own);
@@ -513,6 +589,8 @@ static void ask(one_rank *own) {
     EXPECT(m, tagc_model_ask(own->model, 1, 7) == TAGC_OK);
     tagc_status status = tagc_model_ask(own->model, 1, 7 + (uint64_t)(m->host == 1));
     EXPECT(m, status == (is_alone ? TAGC_OK : TAGC_ERR_MISMATCH));
+    if (!own->t->summed) return;
+    EXPECT(m, tagc_model_ask(own->model, 1, 7 + (uint64_t)m->place) == TAGC_ERR_MISMATCH);
 }
 
 static void keep_residuals(one_rank *own) {
@@ -535,6 +613,7 @@ static void body(member *m) {
     *own = (one_rank){.m = m, .t = t, .out = outcomes[t->is_plain][m->rank]};
     own->side = t->is_plain ? NO_DEVICE : t->sides[m->rank % 4];
     begins = 1;
+    of_thread = t;
     open_rank(own);
     uint64_t n_residual = own->model ? residual_bytes(own) : 0, n_bytes = own->model ? all_bytes(own) : 0;
     for (int step = 0; own->model && step < t->n_steps && !m->failure[0]; step++) {
@@ -646,6 +725,7 @@ static uint32_t run(trial *t) {
     fake_behave(t->manners ? t->manners : "");
     harness_maker_configure(t->seed + 1, 1 + (unsigned)t->seed % 5);
     n_foreign = 0;
+    make_noting();
     assert_int_equal(tagc_runtime_bind(FAKE_CUDART, &real, where), TAGC_OK);
     assert_int_equal(tagc_runtime_bind_driver(&real), TAGC_OK);
     pthread_barrier_init(&t->barrier, NULL, (unsigned)n_ranks);
@@ -655,6 +735,7 @@ static uint32_t run(trial *t) {
     if (fake_n_mistakes()) print_error("seed %d: %s\n%s\n", (int)t->seed, fake_mistake(0), fake_report());
     assert_int_equal(fake_n_mistakes(), 0);
     assert_int_equal(n_foreign, 0);
+    assert_int_equal(n_shared, 0);
     assert_int_equal(fake_n_device_blocks(), 0);
     for (int r = 0; r < n_ranks; r++) {
         compare(t, r, outcomes[0][r], outcomes[1][r]);
@@ -739,6 +820,24 @@ TEST(test_two_levels) {
     }
 }
 
+/* What is not sent of a tensor without a gradient stays; the device finds out which ones these are. */
+TEST(test_rests) {
+    for (uint64_t seed = 80; seed < REPEATS(86, 83, 82); seed++) {
+        trial t = make_trial(seed);
+        t.n_hosts = 2;
+        t.n_places = 1 + (int)seed % 2;
+        t.summed = t.n_places > 1;
+        t.output = t.summed ? TAGC_OUTPUT_HOST_SHARD : TAGC_OUTPUT_UNIT;
+        t.result_format = -1;
+        t.cut = TAGC_CUT_ROWS;
+        t.rests = 1;
+        t.dense_only = 0;
+        t.n_steps = 6;
+        if (seed % 3 == 0) t.sides[1] = NO_KERNELS, t.sides[2] = NO_DEVICE;
+        run(&t);
+    }
+}
+
 /* Levels change, parts split and join, and the state is saved and loaded meanwhile. */
 TEST(test_schedule) {
     uint32_t most_parts = 0;
@@ -762,9 +861,15 @@ TEST(test_schedule) {
 
 TEST(test_events) {
     for (int i = SAYS_FAILED; i <= OVERFLOWS; i++)
-        for (uint64_t seed = 40; seed < 42; seed++) {
+        for (uint64_t seed = 40; seed < 43; seed++) {
             trial t = make_trial(seed + 2 * (uint64_t)i);
             t.n_hosts = 2 + (int)seed % 2;
+            if (seed == 42) { /* ranks of another place learn of it, too */
+                t.n_places = 2;
+                t.summed = 1;
+                t.output = i % 2 ? TAGC_OUTPUT_HOST_SHARD : TAGC_OUTPUT_SHARD;
+                t.result_format = -1;
+            }
             t.event = (incident)i;
             t.event_at = 1;
             if (i == OTHER_ORDER) t.n_steps = 2;
@@ -837,9 +942,6 @@ static void refusals_body(member *m) {
     o.layout.output = TAGC_OUTPUT_UNIT;
     expect_refused(own, &o, "summed with output UNIT");
     o.layout.output = TAGC_OUTPUT_SHARD;
-    o.rests = 1;
-    expect_refused(own, &o, "rests needs a queue without kernels");
-    o.rests = 0;
     o.layout.cut = TAGC_CUT_FLAT_ARRAYS;
     expect_refused(own, &o, "FLAT_ARRAYS");
     o.layout.cut = TAGC_CUT_ROWS;
@@ -854,11 +956,12 @@ static void refusals_body(member *m) {
     EXPECT(m, tagc_model_begin_on(own->model, 0, NULL, 0, NULL, 0, own->stream, 0) == TAGC_ERR_STATE);
     EXPECT(m, tagc_model_end(own->model, 0, NULL) == TAGC_OK);
     float value = 0;
-    uint64_t first, n;
+    uint64_t first, n, n_own;
     for (uint32_t i = 0; i < N_TENSORS; i += N_UNITS) { /* another place has that gradient */
+        EXPECT(m, tagc_model_owned(own->model, m->place, i, &first, &n_own) == TAGC_OK);
         EXPECT(m, tagc_model_owned(own->model, 1 - m->place, i, &first, &n) == TAGC_OK);
         tagc_piece piece = {i, first, 1, &value};
-        if (n == 0) continue;
+        if (n == 0 || n_own == 0) continue; /* both begin */
         EXPECT(m, tagc_model_begin_on(own->model, 0, &piece, 1, NULL, 0, own->stream, 0) == TAGC_OK);
         EXPECT(m, tagc_model_end(own->model, 0, NULL) == TAGC_ERR_ARGUMENT);
         EXPECT(m, strstr(tagc_last_error(), "are not all of place") != NULL);
@@ -872,6 +975,7 @@ TEST(test_refusals) {
     char where[TAGC_WHERE_TEXT_BYTES];
     fake_reset(9, FAKE_MAX_DEVICES, FAKE_EAGER, 1);
     harness_maker_configure(9, 1);
+    make_noting();
     assert_int_equal(tagc_runtime_bind(FAKE_CUDART, &real, where), TAGC_OK);
     assert_int_equal(tagc_runtime_bind_driver(&real), TAGC_OK);
     run_world(1, 2, refusals_body, NULL);
@@ -881,4 +985,207 @@ TEST(test_refusals) {
     assert_int_equal(fake_n_device_blocks(), 0);
 }
 
-/* <program> [pattern of tests] */
+/* A queue without kernels finds out by itself that calls wait. */
+TEST(test_queue_finds_out) {
+    tagc_device *device;
+    tagc_queue *queue = NULL;
+    char where[TAGC_WHERE_TEXT_BYTES];
+    tagc_runtime table;
+    fake_reset(1, 1, FAKE_EAGER, 1);
+    fake_behave("copy-blocking");
+    assert_int_equal(tagc_runtime_bind(FAKE_CUDART, &table, where), TAGC_OK);
+    assert_int_equal(tagc_device_create(&table, where, 0, &device), TAGC_OK);
+    device->patience_ms = 100;
+    assert_int_equal(tagc_queue_create(device, 2, &queue), TAGC_OK);
+    assert_int_equal(device->calls_wait, 1);
+    tagc_queue_destroy(queue);
+    tagc_device_close(device);
+    assert_int_equal(fake_n_mistakes(), 0);
+    assert_int_equal(fake_n_live(), 0);
+    assert_int_equal(fake_n_device_blocks(), 0);
+}
+
+/* ---- many ranks: this one is real, and the others send what they get ---- */
+
+static tagc_status echo(void *context, const tagc_transfer *t) {
+    (void)context;
+    for (uint32_t i = 0; i < t->n_receives; i++) {
+        const tagc_part *in = &t->receives[i], *out = &t->sends[i];
+        char *to = (char *)t->recv + in->offset;
+        if (in->n_bytes) memcpy(to, (const char *)t->send + out->offset, in->n_bytes);
+        rounds_rename((uint8_t *)to, in->n_bytes, in->peer);
+    }
+    return TAGC_OK;
+}
+
+enum { RANKS_MANY = 512, N_MANY = RANKS_MANY * 16, PARTS_MANY = 24 };
+
+typedef struct many {
+    tagc_comm *comm;
+    tagc_device *device;
+    tagc_kernels *kernels;
+    tagc_queue *queue;
+    void *stream;
+    float *values, *sums, *there; /* (N_MANY) */
+} many;
+
+static void write_many(void *arg) {
+    const many *m = arg;
+    memcpy(fake_view(m->there), m->values, N_MANY * sizeof(float));
+}
+
+static void read_many(void *arg) {
+    const many *m = arg;
+    memcpy(m->values, fake_view(m->there), N_MANY * sizeof(float));
+}
+
+/* Of tensors that are parts of their own. queue: NULL: host arrays. */
+static void make_many(const many *m, tagc_queue *queue, uint32_t n_parts, tagc_model **out) {
+    static const uint64_t shape = N_MANY;
+    static const char *const names[PARTS_MANY] = {"a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l",
+                                                  "m", "n", "o", "p", "q", "r", "s", "t", "u", "v", "w", "x"};
+    tagc_tensor tensors[PARTS_MANY];
+    uint32_t apart[PARTS_MANY];
+    tagc_schedule_options so;
+    tagc_model_options o;
+    for (uint32_t i = 0; i < n_parts; i++) {
+        tensors[i] = (tagc_tensor){names[i], &shape, 1, 0, TAGC_CLASS_COMPRESSED};
+        apart[i] = i;
+    }
+    tagc_schedule_options_init(&so);
+    so.gentle = 0;
+    so.sparsity = 0.75;
+    tagc_model_options_init(&o);
+    o.schedule.options = &so;
+    o.layout.output = TAGC_OUTPUT_UNIT;
+    o.layout.apart = apart;
+    o.name = "gradients of a";
+    assert_int_equal(queue ? tagc_model_create_on(queue, NULL, m->comm, tensors, n_parts, &o, out)
+                           : tagc_model_create(NULL, m->comm, tensors, n_parts, &o, out),
+                     TAGC_OK);
+}
+
+static void exchange_many(many *m) {
+    tagc_model *there, *here;
+    pthread_t thread;
+    const tagc_piece given = {0, 0, N_MANY, m->values}, wanted = {0, 0, N_MANY, m->sums},
+                     in_place = {0, 0, N_MANY, m->there};
+    make_many(m, NULL, 1, &here);
+    make_many(m, m->queue, 1, &there);
+    for (int i = 0; i < N_MANY; i++) m->values[i] = (float)((i * 37) % 101 - 50);
+    fake_launch(m->stream, write_many, m);
+    assert_int_equal(tagc_model_begin_on(there, 0, &in_place, 1, &in_place, 1, m->stream, 1), TAGC_OK);
+    assert_int_equal(pthread_create(&thread, NULL, exchange_main, m->queue), 0);
+    assert_int_equal(tagc_model_end(there, 0, NULL), TAGC_OK);
+    assert_int_equal(real.StreamSynchronize(m->stream), 0); /* `values` are read */
+    assert_int_equal(tagc_model_begin(here, 0, &given, 1, &wanted, 1), TAGC_OK);
+    assert_int_equal(tagc_model_end(here, 0, NULL), TAGC_OK);
+    fake_launch(m->stream, read_many, m);
+    assert_int_equal(real.StreamSynchronize(m->stream), 0);
+    assert_memory_equal(m->sums, m->values, N_MANY * sizeof *m->sums);
+    tagc_queue_close(m->queue);
+    pthread_join(thread, NULL);
+    tagc_model_destroy(here);
+    tagc_model_destroy(there);
+}
+
+/* 512 ranks: tables of launches take many places in a launch queue. One part is exchanged as on the processor; a unit of more
+ * parts than there are places for is refused. */
+TEST(test_many_ranks) {
+    static const tagc_callback_ops ops = {.abi = TAGC_TRANSPORT_ABI, .exchange = echo};
+    char where[TAGC_WHERE_TEXT_BYTES], text[200];
+    tagc_piece pieces[PARTS_MANY];
+    tagc_model *large;
+    many m = {.values = malloc(N_MANY * sizeof(float)), .sums = malloc(N_MANY * sizeof(float))};
+    fake_reset(5, FAKE_MAX_DEVICES, FAKE_EAGER, 1);
+    harness_maker_configure(5, 1);
+    assert_int_equal(tagc_runtime_bind(FAKE_CUDART, &real, where), TAGC_OK);
+    assert_int_equal(tagc_runtime_bind_driver(&real), TAGC_OK);
+    assert_int_equal(tagc_device_open("cuda", FAKE_CUDART, 0, &m.device), TAGC_OK);
+    assert_int_equal(tagc_kernels_create(m.device, harness_maker(), &m.kernels), TAGC_OK);
+    assert_int_equal(tagc_queue_create_on(m.kernels, 2, &m.queue), TAGC_OK);
+    assert_int_equal(tagc_comm_create_callback(&ops, NULL, 0, RANKS_MANY, NULL, &m.comm), TAGC_OK);
+    assert_int_equal(fake_stream(&m.stream), 0);
+    m.there = fake_alloc(N_MANY * sizeof(float));
+    make_many(&m, m.queue, PARTS_MANY, &large);
+    for (uint32_t i = 0; i < PARTS_MANY; i++) pieces[i] = (tagc_piece){i, 0, N_MANY, m.there + N_MANY * i};
+    assert_int_equal(tagc_model_prepare_on(large, 0, pieces, PARTS_MANY, pieces, PARTS_MANY),
+                     TAGC_ERR_UNSUPPORTED);
+    snprintf(text, sizeof text, "gradients of a: %d parts over %d ranks take ", PARTS_MANY, RANKS_MANY);
+    assert_non_null(strstr(tagc_last_error(), text));
+    assert_non_null(strstr(tagc_last_error(), "places in a launch queue of the device, which has 1024: "));
+    tagc_model_destroy(large);
+    exchange_many(&m);
+    tagc_queue_destroy(m.queue);
+    tagc_comm_destroy(m.comm);
+    fake_free(m.there);
+    tagc_kernels_close(m.kernels);
+    tagc_device_close(m.device);
+    tagc_runtime_unbind(&real);
+    assert_int_equal(fake_n_mistakes(), 0);
+    free(m.values), free(m.sums);
+}
+
+/* ---- planted mistakes ---- */
+
+static const struct {
+    const char *what;
+    sabotage kind;
+    int call, is_late;
+} planted[] = {
+    {"nothing", NO_SABOTAGE, 0, 0},
+    {"a gradient is encoded before it is there", DROP_WAIT, 0, 0},
+    {"a room is used again before its last exchange is over", DROP_WAIT, 1, 1},
+    {"the caller does not wait for the result", DROP_WAIT, 4, 0},
+    {"bodies are added before they are there", DROP_FLAG, 0, 0},
+    {"bodies of the second part are added before they are there, or the step is settled before the verdict",
+     DROP_FLAG, 1, 0},
+    {"the step of two parts is settled before the verdict", DROP_FLAG, 2, 0},
+    {"the gradient's event is recorded on another stream", RECORD_ELSEWHERE, 0, 0},
+    {"the result's event is recorded on another stream", RECORD_ELSEWHERE, 3, 0},
+};
+
+static const char *program;
+
+/* In processes of their own, because kernels that read other bodies than they should may end one. */
+TEST(test_planted) {
+    enum { FIRST_SEED = 90, N_SEEDS = 2 };
+    char command[600];
+    if (REPEATS(0, 1, 1)) skip(); /* a sanitizer does not make this test see more or less */
+    for (size_t p = 0; p < sizeof planted / sizeof *planted; p++) {
+        int n_found = 0;
+        for (int seed = FIRST_SEED; seed < FIRST_SEED + N_SEEDS; seed++) {
+            snprintf(command, sizeof command, "timeout 60 '%s' %zu %d >/dev/null 2>&1", program, p, seed);
+            n_found += system(command) != 0;
+        }
+        if (planted[p].kind == NO_SABOTAGE) {
+            assert_int_equal(n_found, 0);
+            continue;
+        }
+        print_message("found in %d of %d seeds: %s\n", n_found, N_SEEDS, planted[p].what);
+        assert_true(n_found > 0);
+    }
+}
+
+static int run_planted(int p, int seed) {
+    trial t = make_trial((uint64_t)seed);
+    t.n_hosts = 2;
+    t.n_steps = planted[p].is_late ? 1 : 4;
+    t.cut = TAGC_CUT_ROWS;
+    t.dense_only = 0;
+    t.waits = planted[p].is_late ? TAGC_WAITS_FOR_NOTHING : TAGC_WAITS_FOR_RESULT;
+    t.in_place = 0;
+    if (planted[p].is_late) t.is_late = t.prepares = 1;
+    t.sabotage = planted[p].kind;
+    t.sabotaged = planted[p].call;
+    run(&t);
+    return 0;
+}
+
+/* <program> [pattern of tests], or <program> <planted mistake> <seed> */
+int main(int argc, char **argv) {
+    program = argv[0];
+    if (argc == 3) return run_planted(atoi(argv[1]), atoi(argv[2]));
+    if (argc == 2) cmocka_set_test_filter(argv[1]);
+    return test_run(NULL, NULL);
+}

@@ -3,8 +3,7 @@
 #include "../../lengths.h"
 #include "../../test.h"
 #include "../fake_runtime.h"
-#include "gpu/queue_private.h"
-#include "gpu/store.h"
+#include "gpu/ahead.h"
 #include "harness_maker.h"
 #include "tagc/device.h"
 
@@ -189,42 +188,21 @@ TEST(test_state) {
     close_world(&w);
 }
 
-/* Steps are those of a unit; a probe takes no memory, and no unit takes a reducer that is in no store of its queue. */
+/* Steps are those of a model; a probe takes no memory. */
 TEST(test_refuses) {
-    static const tagc_run whole = {0, 0, 1024};
     world w = {0};
     float values[1024], sums[512];
     open_world(&w);
     tagc_reducer_options options = options_of(1024);
-    tagc_reducer *r = make(&w, 1024, 1), *probe, *outside;
-    tagc_queue *queue;
-    tagc_store *store;
+    tagc_reducer *r = make(&w, 1024, 1), *probe;
     assert_int_equal(begin_reducer(r, values, sums), TAGC_ERR_STATE);
-    assert_string_equal(tagc_last_error(), "this reducer's steps are those of its unit (tagc_unit_enqueue)");
+    assert_string_equal(tagc_last_error(),
+                        "this reducer's steps are those of its model (tagc_model_begin_on)");
     uint64_t n_allocs = fake_n_allocs();
     assert_int_equal(tagc_reducer_probe_in(w.store, w.comm, &options, &probe), TAGC_OK);
     assert_int_equal(fake_n_allocs(), n_allocs);
     check(r, 1);
-    assert_int_equal(tagc_queue_create_on(w.kernels, 2, &queue), TAGC_OK);
-    assert_int_equal(tagc_store_create(queue, &store), TAGC_OK);
-    assert_int_equal(tagc_reducer_create_in(store, w.comm, &options, &outside), TAGC_OK);
-    tagc_unit_part part = {outside, 1024, 512, &whole, 1, &whole, 1};
-    tagc_unit_options of = {.struct_bytes = sizeof of,
-                            .what = "gradients of a",
-                            .factor = 1,
-                            .n_parts = 1,
-                            .parts = &part,
-                            .n_input = 1024,
-                            .n_output = 1024,
-                            .n_comms = 1,
-                            .comms = {w.comm}};
-    tagc_unit *unit;
-    part.unpacks = &(tagc_run){0, 0, 512};
-    assert_int_equal(tagc_unit_create(w.queue, &of, &unit), TAGC_ERR_ARGUMENT);
-    assert_non_null(strstr(tagc_last_error(), "part 0 has a reducer with kernels that is not in a store"));
-    tagc_reducer_destroy(outside), tagc_reducer_destroy(probe), tagc_reducer_destroy(r);
-    tagc_store_destroy(store);
-    tagc_queue_destroy(queue);
+    tagc_reducer_destroy(probe), tagc_reducer_destroy(r);
     close_world(&w);
 }
 

@@ -195,7 +195,7 @@ def moved(rank, world_size):
     for move in (lambda model: model.to("cpu"), nn.Module.float, lambda model: model.again.to(torch.float32)):
         move(run.model)
         check_same(run, other, 1)
-    in_graph = [Run(made(Even), backend, sparsity=0) for backend in ("aot_eager", None)]
+    in_graph = [Run(made(Matrix), backend, sparsity=0) for backend in ("aot_eager", None)]
     check_same(*in_graph, 1)
     in_graph[0].model.to("cpu")  # which gives the graph other inputs
     check_same(*in_graph, 1)

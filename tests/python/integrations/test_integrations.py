@@ -276,7 +276,6 @@ def with_lightning(rank, world_size):
     """DDPStrategy and ModelParallelStrategy: fit(), and from a checkpoint in its middle, by a new callback
     and by one that has a handle from an earlier fit(). test() with that checkpoint needs no handle."""
     import lightning.pytorch as pl
-    from lightning.fabric.plugins.environments import LightningEnvironment
     from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
     from torch.distributed.fsdp import fully_shard
@@ -312,15 +311,6 @@ def with_lightning(rank, world_size):
                 {"scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6), "interval": "step"}
             ]
 
-    class Environment(LightningEnvironment):
-        """The ranks of this test."""
-
-        creates_processes_externally = property(lambda self: True)
-        world_size = lambda self: world_size
-        global_rank = lambda self: rank
-        local_rank = lambda self: rank
-        set_world_size = set_global_rank = lambda self, n: None
-
     def run(options, shards, load=None, save=None, callback=None):
         strategy = (
             ModelParallelStrategy(data_parallel_size=world_size, tensor_parallel_size=1)
@@ -335,7 +325,7 @@ def with_lightning(rank, world_size):
             accelerator="cpu",
             devices=world_size,
             strategy=strategy,
-            plugins=[Environment()],
+            plugins=[test_docs.environment(rank, world_size)],
             callbacks=callbacks,
             logger=False,
             max_steps=6,

@@ -13,9 +13,9 @@ from models import Even, Odd, batch_of, loss_of
 from oracles import check_error
 from test_arrivals import one_does_not_call
 from test_engines import deepspeed_engine
-from test_two_levels import sharded
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from wrappers import wrapped
 
 from tagc.local import LocalSteps
 
@@ -131,7 +131,7 @@ def sites_of_hosts(rank, world_size):
     import tagc.torch as tagc
 
     mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("site", "local"))
-    model = sharded(Odd, mesh=mesh["local"])
+    model = wrapped("fsdp2", Odd, mesh=mesh["local"])
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     every = dict(sparsity=0, values="fp32", layers="all", verbose=False)
     with (

@@ -16,23 +16,10 @@ import ranks
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DeviceMesh
+from weight_checks import bits, step
 
 import tagc.torch as tagc
 from tagc.weights import Publisher
-
-
-def step(tensors, generator):
-    for tensor in tensors.values():
-        tensor += 0.5 * (torch.rand(tensor.shape, generator=generator) < 0.05)
-
-
-def bits(model):
-    return {name: p.detach().clone().view(torch.int16) for name, p in model.named_parameters()}
-
-
-def same(model, oracle):
-    right = bits(oracle)
-    return all(torch.equal(tensor, right[name]) for name, tensor in bits(model).items())
 
 
 def modules(**named):
@@ -229,7 +216,7 @@ def test_vllm_takes_versions_from_its_trainer_half(tmp_path, monkeypatch):
         for worker, tp in zip(workers, tps):
             oracle = fake_engine.Model(tp)
             oracle.load_weights(here.items())
-            assert same(worker.model, oracle) and not worker.model.is_reloading
+            assert bits(worker.model) == bits(oracle) and not worker.model.is_reloading
         step(here, generator)
     workers[0].shutdown()
     with pytest.raises(tagc.Error, match="source is None"):
@@ -277,7 +264,7 @@ def test_vllm_adds_an_adapter(tmp_path, monkeypatch):
         engine.send_weights()
         oracle = fake_engine.Model()
         oracle.load_weights(with_adapter(checkpoint, named, 0.25).items())
-        assert same(worker.model, oracle)
+        assert bits(worker.model) == bits(oracle)
         for name, tensor in named.items():
             tensor += "lora" in name
 
@@ -374,7 +361,7 @@ def test_sglang_adds_an_adapter(tmp_path, monkeypatch):
         for number, model in enumerate(models):
             oracle = fake_engine.Model((number, 2), False)
             oracle.load_weights(with_adapter(checkpoint, named, 2.0).items())
-            assert same(model, oracle)
+            assert bits(model) == bits(oracle)
         named["base_model.model.model.layers.0.mlp.down_proj.lora_B.default.weight"] += 1
 
 
@@ -391,7 +378,7 @@ def test_sglang_calls_the_loader_in_each_rank(tmp_path, monkeypatch):
         for number, model in enumerate(models):
             oracle = fake_engine.Model((number, 2), False)
             oracle.load_weights(here.items())
-            assert same(model, oracle)
+            assert bits(model) == bits(oracle)
         step(here, generator)
     with pytest.raises(tagc.Error, match="the store has version 3 yet, and not 9"):
         sglang.update(engine, str(tmp_path), 9, wait_s=0)

@@ -11,28 +11,12 @@ import ranks
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DeviceMesh, distribute_tensor
+from weight_checks import bits, refused
 
-import tagc.torch as tagc
 from tagc.weights import Follower, Merged, Publisher
 from tagc.weights.layout import Copies, Rank, engine_layout
 from tagc.weights.lora import adapter_name, adapters
 from tagc.weights.quantize import fp8_in_blocks, fp8_per_tensor, int8_per_channel
-
-
-def refused(function, status, text):
-    with pytest.raises(tagc.Error) as error:
-        function()
-    assert error.value.status == status and text in str(error.value), error.value
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(
-        a[name].dtype == b[name].dtype
-        and a[name].shape == b[name].shape
-        and torch.equal(a[name].reshape(-1).view(torch.uint8), b[name].reshape(-1).view(torch.uint8))
-        for name in a
-    )
-
 
 # ---- adapters ----
 
@@ -93,10 +77,6 @@ def merged(checkpoint, model):
     return result
 
 
-def bits(model):
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
 def test_adapters_alone_travel(tmp_path):
     model, generator, copies = peft_model(), torch.Generator().manual_seed(2), Copies()
     sender, receiver = Publisher(adapters(model), tmp_path), Follower(copies, tmp_path)
@@ -108,7 +88,7 @@ def test_adapters_alone_travel(tmp_path):
             for name, p in model.named_parameters()
             if ".default." in name
         }
-        assert len(named) == 2 * len(LAYERS) and same(copies.tensors, named)
+        assert len(named) == 2 * len(LAYERS) and bits(copies.tensors) == bits(named)
         assert sender.last.n_elems == sum(p.numel() for p in named.values())
         assert "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight" in named
         step(model, generator)
@@ -151,7 +131,7 @@ def test_a_receiver_adds_the_adapter(size, tmp_path):
             oracle.load_weights(right.items())
             for made, receiver in (engines[rank], engine(rank)):
                 assert receiver.update() == receiver.version == version
-                assert same(bits(made), bits(oracle))
+                assert bits(made) == bits(oracle)
         step(model, generator)
 
 
@@ -164,7 +144,7 @@ def test_an_adapter_that_was_replaced_leaves_nothing(tmp_path):
     Publisher(adapters(peft_model()), tmp_path / "a").publish()
     receiver = Merged(engine_layout(made, Rank(0, 1)), tmp_path / "a", lambda name: SCALE)
     receiver.update()
-    assert not same(bits(made), before)
+    assert bits(made) != before
     for file in (tmp_path / "a").iterdir():
         file.unlink()
     head = torch.ones(46, 24).bfloat16()
@@ -177,9 +157,8 @@ def test_an_adapter_that_was_replaced_leaves_nothing(tmp_path):
     Publisher(other, tmp_path / "a").publish()
     receiver.update()
     after = bits(made)
-    assert torch.equal(after.pop("lm_head.weight")[:46], head)
-    before.pop("lm_head.weight")
-    assert same(after, before)
+    after.pop("lm_head.weight"), before.pop("lm_head.weight")
+    assert after == before and torch.equal(made.lm_head.weight[:46], head)
 
 
 def test_an_adapter_is_added_in_inference_mode(tmp_path):
@@ -274,12 +253,12 @@ def test_quantised_weights_are_exact(name, dtype, tmp_path):
     receiver = Follower(copies, tmp_path)
     generator = torch.Generator().manual_seed(4)
     for version in range(1, 5):
-        before = {key: tensor.clone() for key, tensor in weights.items()}
+        before = bits(weights)
         assert sender.publish() == receiver.update() == version
-        assert same(weights, before)  # the trainer's are not touched
+        assert bits(weights) == before  # the trainer's are not touched
         right = {key: tensor.bfloat16() for key, tensor in weights.items() if key != which}
         right[which], right[which + ending] = oracle(weights[which], name)
-        assert same(copies.tensors, right)
+        assert bits(copies.tensors) == bits(right)
         for tensor in weights.values():
             tensor += 0.02 * torch.randn(tensor.shape, generator=generator).to(dtype)
     assert not sender.last.is_whole
@@ -306,7 +285,7 @@ def sharded(rank, world_size, folder):
             assert sender.publish() == version == receiver.update()
             oracles.publish()
             Follower(right, alone).update()
-            assert same(there.tensors, right.tensors), kind
+            assert bits(there.tensors) == bits(right.tensors), kind
             assert sender.last.n_elems < oracles.last.n_elems
             torch.distributed.barrier()
     if rank == 1:
@@ -336,7 +315,7 @@ def test_an_engine_of_fp8_gets_what_its_loaders_would_load(size, is_ep, tmp_path
         for made, right, receiver in engines:
             assert receiver.update() == version
             right.load_weights(copies.tensors.items())
-            assert same(bits(made), bits(right))
+            assert bits(made) == bits(right)
         for tensor in weights.values():
             tensor += 0.05 * (torch.rand(tensor.shape, generator=generator) < 0.05)
         sender.publish()
@@ -351,7 +330,7 @@ def test_a_function_quantises(tmp_path):
     for version in (1, 2):
         assert sender.publish() == receiver.update() == version
         right = {"a.low": weights["a"].to(torch.int8), "a.high": weights["a"][0], "b": weights["b"]}
-        assert same(copies.tensors, right)
+        assert bits(copies.tensors) == bits(right)
         weights["a"] += 1
     weights["a"] = torch.randn(5, 3)
     refused(sender.publish, "state", "quantize made other tensors of a than before, such as a.low")

@@ -10,27 +10,11 @@ import fake_engine
 import ranks
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from weight_checks import bits, refused, step
 
-import tagc.torch as tagc
 from tagc.weights import Follower, Publisher
 from tagc.weights.layout import Rank, engine_layout
 from tagc.weights.names import Megatron, hugging_face, megatron
-
-
-def refused(function, status, text):
-    with pytest.raises(tagc.Error) as error:
-        function()
-    assert error.value.status == status and text in str(error.value), error.value
-
-
-def step(tensors, generator):
-    for tensor in tensors.values():
-        moves = torch.rand(tensor.shape, generator=generator) < 0.05
-        tensor += 0.5 * moves
-
-
-def bits(model):
-    return {name: p.detach().clone().view(torch.int16) for name, p in model.named_parameters()}
 
 
 @pytest.mark.parametrize(
@@ -49,8 +33,7 @@ def test_a_rank_gets_what_its_loaders_would_load(size, is_ep, tmp_path):
         for model, oracle, receiver in engines:
             assert receiver.update() == version
             oracle.load_weights(here.items())
-            right = bits(oracle)
-            assert all(torch.equal(tensor, right[name]) for name, tensor in bits(model).items())
+            assert bits(model) == bits(oracle)
         step(here, generator)
         sender.publish()
 

@@ -21,6 +21,7 @@ import ranks
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DeviceMesh, DTensor, Partial, Replicate
+from weight_checks import refused
 
 import tagc.torch as tagc
 from tagc import _library as lib
@@ -55,12 +56,6 @@ class Weights:
         return hashlib.sha256(
             b"".join(t.reshape(-1).view(torch.uint8).numpy().tobytes() for _, t in sorted(tensors.items()))
         ).hexdigest()
-
-
-def refused(function, status, text):
-    with pytest.raises(tagc.Error) as error:
-        function()
-    assert error.value.status == status and text in str(error.value), error.value
 
 
 def pair(folder, **options):

@@ -23,6 +23,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DeviceMesh, DTensor, Replicate, Shard, distribute_tensor
 from torch.testing._internal.two_tensor import TwoTensor
+from weight_checks import refused
 
 import tagc.torch as tagc
 from tagc.weights import WeightSync, frame, tensors
@@ -42,12 +43,6 @@ class Model(nn.Module):
         self.register_buffer("count", torch.tensor(2**40 + 7))
         self.register_buffer("mask", torch.ones(9, dtype=torch.bool))
         self.register_buffer("scratch", torch.zeros(3), persistent=False)
-
-
-def refused(function, status, text):
-    with pytest.raises(tagc.Error) as error:
-        function()
-    assert error.value.status == status and text in str(error.value), error.value
 
 
 def bits(model, buffers=True):

@@ -57,8 +57,6 @@ class Disagreement(Error):
 class Comm:
     """One rank's connection to the others of `group`. Collective to make. transport: as in compress()."""
 
-    place = 0  # of its ranks in their hosts, if gradients are added up there first
-
     def __init__(self, group: dist.ProcessGroup, timeout_s: float, transport: str = "host") -> None:
         self._timeout_s = timeout_s
         self._lock = threading.RLock()
@@ -199,6 +197,21 @@ class Comm:
             self._handle = ctypes.c_void_p()
             self._way.close()
             self._gloo = None
+
+
+def agree_in_turn(
+    comms: Sequence[Comm | None], what: str, numbers: Mapping[str, Any], failure: BaseException | None = None
+) -> None:
+    """Compares as Comm.agree() does, over one connection after the other, such as those of a host and of a
+    place: all their ranks raise the same Error. Collective."""
+    for comm in comms:
+        try:
+            if comm is not None:
+                comm.agree(what, numbers, failure)
+        except Exception as problem:  # those of the next one learn of it there
+            failure = problem
+    if failure is not None:
+        raise failure
 
 
 def compared(what: str, numbers: Mapping[str, Any]) -> tuple[list[int], str]:

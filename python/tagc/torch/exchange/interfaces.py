@@ -15,8 +15,7 @@ from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.hosts import Cluster, Hosts
 from tagc.torch.exchange.layout import Layout, Parameter
 from tagc.torch.exchange.model import Follower
-from tagc.torch.exchange.reducer import Way
-from tagc.torch.exchange.unit import Stats, Unit
+from tagc.torch.exchange.unit import Unit
 
 Kinds = Mapping[str, Mapping[str, Any]]  # name of a parameter -> changed fields of its layout.Parameter
 
@@ -283,10 +282,6 @@ class Exchanged(Protocol):
         """Whether a parameter whose gradient is zero keeps its residual."""
         ...
 
-    def reduce(
-        self, way: Way, layout: Layout, source: torch.Tensor, target: torch.Tensor, op: Any, *, step: int = 0
-    ) -> Callable[[], Stats]: ...
-
     def find_unit(self) -> Unit | None:
         """Returns the unit that exchanges it; None: there is none yet."""
         ...
@@ -294,8 +289,6 @@ class Exchanged(Protocol):
     def make_unit(self) -> Unit:
         """Returns the same, and makes it if there is none. All ranks have agreed on the exchange."""
         ...
-
-    def squares(self, layout: Layout, source: torch.Tensor) -> list[tuple[float, float]]: ...
 
     def names_of_residuals(self) -> set[str]: ...
 

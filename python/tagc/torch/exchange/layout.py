@@ -1,18 +1,12 @@
-"""The places of parameters in the flat tensor that a hook gets, and in the tensors of reducers.
+"""The places of parameters in the flat tensor that a hook gets, and in that for its sums.
 
     input of a hook   | a.row0 b.row0 c.row0 | a.row1 b.row1 c.row1 |      (W, row)
-    part "compressed" | a.row0 c.row0 | a.row1 c.row1 |                    (W, shard)
-    part "dense"      | b.row0 | b.row1 |
 
-A part is the data of one reducer: the pieces of all parameters of one class, level and split. Rank r owns
-row r. All rows of a part have the length of the longest; shorter ones are padded with zeros. An all-reduce
-has one row, without an owner.
-
-A parameter's residual is in wire order: the order of its elements in the rows."""
+Rank r owns row r. An all-reduce has one row, without an owner. A parameter's residual is in wire order: the
+order of its elements in the rows."""
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -52,58 +46,14 @@ class Piece(NamedTuple):
     length: int
 
 
-class Run(NamedTuple):
-    """A copy between two flat tensors."""
-
-    start: int
-    target: int
-    length: int
-
-
-class Part:
-    """The data of one reducer."""
-
-    def __init__(
-        self,
-        kind: str,
-        level: int,
-        rows: list[list[Piece]],
-        n_rows_of_output: int,
-        parameters: Sequence[Parameter],
-    ) -> None:
-        """rows: pieces of each row, of these parameters. n_rows_of_output: 1 for an all-reduce."""
-        self.kind, self.level = kind, level
-        self.shard = max(sum(piece.length for piece in row) for row in rows)
-        if n_rows_of_output:  # an all-reduce divides its only row among the ranks
-            self.shard = _round_up(self.shard, 16 * n_rows_of_output)
-        self.n_elems = self.shard * len(rows)
-        self.pieces = []  # (piece, its place in this part)
-        for r, row in enumerate(rows):
-            at = r * self.shard
-            for piece in row:
-                self.pieces.append((piece, at))
-                at += piece.length
-        self.n_real = sum(piece.length for piece, _ in self.pieces)
-        self.weights: dict[str, int] = {}  # name of a parameter -> its elements here
-        for piece, _ in self.pieces:
-            name = parameters[piece.parameter].name
-            self.weights[name] = self.weights.get(name, 0) + piece.length
-        self.runs = _merged(Run(piece.start, at, piece.length) for piece, at in self.pieces)
-        self.gaps = _between(self.runs, self.n_elems)  # of its input: padding, which is zero
-
-    def is_whole(self, n_elems: int) -> bool:
-        """Returns whether the reducer can use the hook's own tensor."""
-        return self.runs == [Run(0, 0, n_elems)] and self.n_elems == n_elems
-
-
 class Layout:
-    """All parts of one input. `pieces` in any order; n_rows is W, or 1 for an all-reduce over world_size
-    ranks. is_cut: whether rows are cut inside of parameters, by cut()."""
+    """Of one input. `pieces` in any order; n_rows is W, or 1 for an all-reduce over world_size ranks. is_cut:
+    whether rows are cut inside of parameters, by cut()."""
 
     def __init__(
         self,
         parameters: Iterable[Parameter],
-        pieces: list[Piece],
+        pieces: Iterable[Piece],
         n_elems: int,
         n_rows: int,
         world_size: int,
@@ -113,34 +63,34 @@ class Layout:
         self.is_cut = is_cut
         self.row = n_elems // n_rows
         self.all_reduce = n_rows == 1
-        self.slices: Slices | None = None  # of which this is one, where an all-reduce has two levels
-        self.gaps = _between([Run(0, piece.start, piece.length) for piece in pieces], n_elems)  # of its input
+        self._slices: dict[int, Slices] = {}  # by their number
         self._pieces: list[list[Piece]] = [[] for _ in self.parameters]
-        kinds: dict[tuple[str, int, tuple[str, ...]], list[list[Piece]]] = {}
         for piece in sorted(pieces, key=lambda piece: piece.start):
-            parameter = self.parameters[piece.parameter]
-            # What tensor parallelism replicates must stay equal on its ranks, so it is not selected together
-            # with what it splits. Where all values travel, nothing is selected.
-            split = () if parameter.kind == "dense" else parameter.split
-            rows = kinds.setdefault((parameter.kind, parameter.level, split), [[] for _ in range(n_rows)])
-            rows[piece.start // self.row].append(piece)
             self._pieces[piece.parameter].append(piece)
-        n_rows_of_output = world_size if self.all_reduce else 0
-        self.parts = [
-            Part(kind, level, rows, n_rows_of_output, self.parameters)
-            for (kind, level, _), rows in sorted(kinds.items())
-        ]
-
-    def regrouped(self, levels: Sequence[int]) -> Layout:
-        """Returns the layout of the same input with other levels of the parameters, and so other parts."""
-        parameters = [p._replace(level=level) for p, level in zip(self.parameters, levels)]
-        pieces = [piece for of_parameter in self._pieces for piece in of_parameter]
-        n_rows = 1 if self.all_reduce else self.n_elems // self.row
-        return Layout(parameters, pieces, self.n_elems, n_rows, self.world_size, self.is_cut)
 
     def pieces_of(self, parameter: int) -> list[Piece]:
         """Returns the pieces of the parameter with that index."""
         return self._pieces[parameter]
+
+    def extent_of(self, parameter: int) -> tuple[int, int]:
+        """Returns (first, elements) of what an input has of that parameter."""
+        own, pieces = self.parameters[parameter], self._pieces[parameter]
+        if not self.all_reduce:
+            return 0, own.numel
+        first = pieces[0].offset
+        return first, min(pieces[-1].offset + pieces[-1].length, own.numel) - first
+
+    def slices_of(self, n_slices: int) -> Slices:
+        """Returns those of an all-reduce's input, in which each parameter is one piece."""
+        if n_slices not in self._slices:
+            numbers = [i for i, pieces in enumerate(self._pieces) if pieces]
+            taken = []
+            for i in numbers:
+                own, (_, n) = self.parameters[i], self.extent_of(i)
+                taken.append(own if n == own.numel else own._replace(shape=(n,), dim=0))
+            starts = [self._pieces[i][0].start for i in numbers]
+            self._slices[n_slices] = Slices(taken, n_slices, starts, self.n_elems)
+        return self._slices[n_slices]
 
     def begins_of(self, parameter: int) -> list[int]:
         """Returns of how many elements of that parameter rows before each one are, and all of them:
@@ -150,84 +100,31 @@ class Layout:
             lengths[piece.start // self.row + 1] += piece.length
         return list(itertools.accumulate(lengths))
 
-    def gaps_by_name(self) -> dict[str, list[Run]]:
-        """Returns name of a parameter -> what is not here of its wire order, with a start of 0."""
-        return {
-            parameter.name: _between(
-                [Run(0, piece.offset, piece.length) for piece in pieces], parameter.numel
-            )
-            for parameter, pieces in zip(self.parameters, self._pieces)
-        }
-
-    def output_runs(self, part: Part, rank: int) -> list[Run]:
-        """Returns the copies from the output of a part's reducer to the output of the hook."""
-        if self.all_reduce:
-            return [Run(run.target, run.start, run.length) for run in part.runs]
-        first, last = rank * part.shard, (rank + 1) * part.shard
-        return _merged(
-            Run(at - first, piece.start - rank * self.row, piece.length)
-            for piece, at in part.pieces
-            if first <= at < last
-        )
-
-
-def copy_runs(source: torch.Tensor, target: torch.Tensor, runs: Iterable[Run]) -> None:
-    for run in runs:
-        target[run.target : run.target + run.length].copy_(source[run.start : run.start + run.length])
-
-
-def move_runs(flat: torch.Tensor, runs: Iterable[Run]) -> None:
-    """Copies within a flat tensor in CPU memory, run by run. A run may overlap its target."""
-    address, n = flat.data_ptr(), flat.element_size()
-    for run in runs:
-        if run.start != run.target:
-            ctypes.memmove(address + n * run.target, address + n * run.start, n * run.length)
-
-
-def _round_up(n: int, multiple: int) -> int:
-    return (n + multiple - 1) // multiple * multiple
-
-
-def _merged(runs: Iterable[Run]) -> list[Run]:
-    merged: list[Run] = []
-    for run in runs:
-        last = merged[-1] if merged else None
-        if last and last.start + last.length == run.start and last.target + last.length == run.target:
-            merged[-1] = Run(last.start, last.target, last.length + run.length)
-        else:
-            merged.append(run)
-    return merged
-
-
-def _between(runs: Sequence[Run], n_elems: int) -> list[Run]:
-    """Returns what the runs leave out of their target, with a start of 0."""
-    gaps, end = [], 0
-    for run in sorted(runs, key=lambda run: run.target):
-        gaps.append(Run(0, end, run.target - end))
-        end = run.target + run.length
-    gaps.append(Run(0, end, n_elems - end))
-    return [gap for gap in gaps if gap.length]
+    def gaps_by_name(self) -> dict[str, list[slice]]:
+        """Returns name of a parameter -> what is not here of its wire order."""
+        found = {}
+        for parameter, pieces in zip(self.parameters, self._pieces):
+            begins = [0, *(piece.offset + piece.length for piece in pieces)]
+            ends = [*(piece.offset for piece in pieces), parameter.numel]
+            found[parameter.name] = [slice(*gap) for gap in zip(begins, ends) if gap[0] < gap[1]]
+        return found
 
 
 # ---- how each kind of wrapper lays parameters out ----
 
 
-def chunked(parameters: Sequence[Parameter], world_size: int, n_rows: int = 0) -> Layout:
+def chunked(parameters: Sequence[Parameter], world_size: int) -> Layout:
     """Returns FSDP2's layout: row r is the r-th chunk of every parameter along its sharded dimension, padded
-    to the first one's size. n_rows: of so many of the rows, in their order; 0: of all. A parameter is then
-    what these have of it, with padding."""
+    to the first one's size."""
     sizes = [chunked_elems(parameter, world_size) // world_size for parameter in parameters]
-    if n_rows:
-        parameters = [p._replace(shape=(n_rows * size,), dim=0) for p, size in zip(parameters, sizes)]
-    row, n_rows = sum(sizes), n_rows or world_size
-    pieces = []
-    for r in range(n_rows):
+    row, pieces = sum(sizes), []
+    for r in range(world_size):
         start = r * row
         for i, size in enumerate(sizes):
             if size:
                 pieces.append(Piece(i, start, r * size, size))
             start += size
-    return Layout(parameters, pieces, row * n_rows, n_rows, n_rows)
+    return Layout(parameters, pieces, row * world_size, world_size, world_size)
 
 
 def chunked_elems(parameter: Parameter, world_size: int) -> int:
@@ -251,7 +148,7 @@ def cut(
     rows: range | None = None,
 ) -> Layout:
     """Returns FSDP1's layout: parameters one after the other (at `starts`), cut into W rows, also inside a
-    parameter. rows: of these alone, one after the other; residuals are zero elsewhere."""
+    parameter. rows: of these alone."""
     row = n_elems // world_size
     pieces = []
     for i, (parameter, start) in enumerate(zip(parameters, starts)):
@@ -261,14 +158,8 @@ def cut(
             length = min(parameter.numel - offset, row - at % row)
             pieces.append(Piece(i, at, offset, length))
             offset += length
-    if rows is None:
-        return Layout(parameters, pieces, n_elems, world_size, world_size, is_cut=True)
-    mine = [
-        piece._replace(start=rows.index(piece.start // row) * row + piece.start % row)
-        for piece in pieces
-        if piece.start // row in rows
-    ]
-    return Layout(parameters, mine, len(rows) * row, len(rows), len(rows))
+    pieces = [piece for piece in pieces if rows is None or piece.start // row in rows]
+    return Layout(parameters, pieces, n_elems, world_size, world_size, is_cut=True)
 
 
 def bucket(
@@ -287,32 +178,22 @@ def bucket(
 
 
 class Slices:
-    """Parameters that lie one after the other (or at `starts`) in an all-reduce, each cut into one slice per
-    rank of a host, so that all these ranks exchange as much of each parameter. Slices are those of
-    chunked_elems().
+    """Parameters at `starts` in an all-reduce, each cut into one slice per rank of a host, so that all these
+    ranks exchange as much of each parameter. Slices are those of chunked_elems().
 
         source | a.slice0 a.slice1 b.slice0 b.slice1 |
         rows   | a.slice0 b.slice0 | a.slice1 b.slice1 |     (n_slices, row), padded with zeros"""
 
     def __init__(
-        self,
-        parameters: Sequence[Parameter],
-        n_slices: int,
-        starts: Iterable[int] | None = None,
-        n_elems: int = 0,
+        self, parameters: Sequence[Parameter], n_slices: int, starts: Iterable[int], n_elems: int
     ) -> None:
-        self.n_slices = n_slices
+        """n_elems: of the source."""
         sizes = [chunked_elems(parameter, n_slices) // n_slices for parameter in parameters]
-        ends = [0, *itertools.accumulate(parameter.numel for parameter in parameters)]
-        self.row, self.n_elems = sum(sizes), ends[-1] if starts is None else n_elems
+        self.n_slices, self.row, self.n_elems = n_slices, sum(sizes), n_elems
+        begins = [0, *itertools.accumulate(sizes)]
         self._places = [  # (start in the source, elements there, start in a row, elements there)
             (start, parameter.numel, at, size)
-            for parameter, start, at, size in zip(
-                parameters, ends if starts is None else starts, [0, *itertools.accumulate(sizes)], sizes
-            )
-        ]
-        self.parameters = [
-            parameter._replace(shape=(size,), dim=0) for parameter, size in zip(parameters, sizes)
+            for parameter, start, at, size in zip(parameters, starts, begins, sizes)
         ]
 
     def pieces(self, number: int) -> list[Piece]:
@@ -348,30 +229,20 @@ class Slices:
                 yield flat[start + n - rest : start + n], rows[n_whole, at : at + rest]
 
 
-def sliced(parameters: Sequence[Parameter], n_hosts: int, n_slices: int) -> Layout:
-    """Returns the layout of one slice of bucket(), which `n_hosts` ranks exchange. Residuals are of slices,
-    with padding."""
-    slices = Slices(parameters, n_slices)
-    layout = bucket(slices.parameters, n_hosts)
-    layout.slices = slices
-    return layout
+def slices_of_one(n_elems: int, n_slices: int) -> Slices:
+    """Returns those of an all-reduce's input of which nothing else is known."""
+    return Slices([Parameter("", (n_elems,), "dense")], n_slices, [0], n_elems)
 
 
-def part(whole: Layout, n_hosts: int, n_slices: int, number: int) -> Layout:
-    """Returns the layout of slice `own` of any all-reduce; of one slice, that is the whole. Residuals are of
-    whole parameters, and zero elsewhere."""
-    if n_slices == 1:
-        return whole
-    pieces = [piece for i in range(len(whole.parameters)) for piece in whole.pieces_of(i)]
-    cut = [whole.parameters[piece.parameter]._replace(shape=(piece.length,), dim=0) for piece in pieces]
-    slices = Slices(cut, n_slices, [piece.start for piece in pieces], whole.n_elems)
-    of_slice = [
-        Piece(pieces[i].parameter, start, pieces[i].offset + offset, length)
-        for i, start, offset, length in slices.pieces(number)
-    ]
-    layout = Layout(whole.parameters, of_slice, slices.row, 1, n_hosts)
-    layout.slices = slices
-    return layout
+def part(whole: Layout, n_slices: int, own: int) -> Layout:
+    """Returns the layout of slice `own` of each piece of an all-reduce."""
+    mine = []
+    for piece in (piece for i in range(len(whole.parameters)) for piece in whole.pieces_of(i)):
+        size = -(-piece.length // n_slices)
+        if (length := min(size, piece.length - own * size)) > 0:
+            at = own * size
+            mine.append(Piece(piece.parameter, piece.start + at, piece.offset + at, length))
+    return Layout(whole.parameters, mine, whole.n_elems, 1, whole.world_size)
 
 
 # ---- a parameter's own order and its wire order ----

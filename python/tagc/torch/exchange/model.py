@@ -14,7 +14,7 @@ import torch
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange.comm import Comm
-from tagc.torch.exchange.layout import Layout, Parameter, Part, chunked_elems, first_dim
+from tagc.torch.exchange.layout import Layout, Parameter, chunked_elems, first_dim
 from tagc.torch.exchange.reducer import as_error
 
 ELEMENTS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -63,7 +63,7 @@ class SentPart(NamedTuple):
 
 
 # statistics of an exchange, part by part
-PartStats = Sequence[tuple[Part | SentPart, lib.ReducerStats]]
+PartStats = Sequence[tuple[SentPart, lib.ReducerStats]]
 
 
 class Follower(Protocol):
@@ -74,10 +74,6 @@ class Follower(Protocol):
     ) -> tuple[lib.ModelOptions, dict[str, str], object]:
         """Returns options that say how these parameters are sent; the class of each by name, as a model knows
         it; and what must live as long as the options."""
-        ...
-
-    def fields(self, part: Part, dtype: torch.dtype) -> dict[str, Any]:
-        """Returns fields of tagc_reducer_options for a part of a layout with gradients of dtype."""
         ...
 
 
@@ -128,7 +124,8 @@ class Model:
     shapes: of each parameter; owners get chunks along the first dimension. ranges: of each parameter, what
     they get instead, see tagc_model_options. output: one of lib.OUTPUTS. name: for messages; models with
     different ones share work memory. rests: whether a parameter whose gradient is zero keeps its residual.
-    queue: libtagc's of the device where gradients and sums are; None: CPU memory."""
+    queue: libtagc's of the device where gradients and sums are; None: CPU memory. summed: whether the caller
+    adds up within hosts."""
 
     # of the exchange that ended last: sums beyond fp16, bytes to ranks of this host, how long it took, and
     # whether this rank failed in it
@@ -148,10 +145,12 @@ class Model:
         rests: bool = False,
         queue: ctypes.c_void_p | None = None,
         ranges: Sequence[Sequence[int]] | None = None,
+        summed: bool = False,
     ) -> None:
         options, kinds, kept = follower.model_options(parameters, dtype)
         options.layout.output, options.op = lib.OUTPUTS[output], lib.OPS[op]
         options.formats.gradient = options.formats.sum = lib.ELEMENTS[ELEMENTS[dtype]]
+        options.hosts.summed = summed
         options.tag, options.rests, options.name = zlib.crc32(name.encode()), rests, name.encode()
         splits = [() if kinds[parameter.name] == "dense" else parameter.split for parameter in parameters]
         numbers = {split: number for number, split in enumerate(sorted(set(splits)))}
@@ -332,21 +331,31 @@ class UnitModel:
         self._chunks = [chunked_elems(parameter, n_owners) // n_owners for parameter in self._parameters]
         self._held = held
         # (first, elements) of what this layout has of each
-        self._extents = [_extent(layout, number) for number in numbers]
+        self._extents = [layout.extent_of(number) for number in numbers]
+        # on a device the caller adds up within hosts (within.py)
+        n_summed = levels.per_host if queue is not None else 1
+        is_sliced = layout.all_reduce and n_summed > 1
         places = [
             Span(at, piece.offset - self._extents[at][0], n, piece.start)
             for at, number in enumerate(numbers)
             for piece in layout.pieces_of(number)
             if (n := min(piece.length, layout.parameters[number].numel - piece.offset)) > 0
         ]
-        first = 0 if layout.all_reduce else levels.rank * layout.row
-        own = [
-            span._replace(address=span.address - first)
-            for span in places
-            if first <= span.address < first + layout.row
-        ]
+        if is_sliced:
+            places = [
+                Span(piece.parameter, piece.offset, piece.length, piece.start)
+                for piece in layout.slices_of(n_summed).pieces(levels.place)
+            ]
+        own = places if layout.all_reduce else _of_row(places, levels.rank, layout.row)
+        if not layout.all_reduce and n_summed > 1:
+            places = [
+                span._replace(address=host * layout.row + span.address % layout.row)
+                for span in places
+                for host, place in [divmod(span.address // layout.row, n_summed)]
+                if place == levels.place
+            ]
         self._given, self._wanted = Spans(places, dtype.itemsize), Spans(own, dtype.itemsize)
-        self._gaps = _gaps(own, layout.row)  # (start, elements) of sums
+        self._gaps = [] if is_sliced else _gaps(own, layout.row)  # (start, elements) of sums
         self._stowed: dict[str, torch.Tensor] = {}  # residuals of what keeps none now
         self._is_new = True  # then it stows all, since how a residual rounds depends on the step
         self._is_prepared = queue is None
@@ -359,8 +368,9 @@ class UnitModel:
             ],
             dtype,
             follower,
-            output="unit" if layout.all_reduce else "shard",
+            output="host shard" if is_sliced else "unit" if layout.all_reduce else "shard",
             op=op,
+            summed=n_summed > 1,
             name=f"gradients of {name}",
             rests=rests,
             queue=queue,
@@ -393,7 +403,9 @@ class UnitModel:
         stream: Stream | None = None,
     ) -> None:
         """Starts to give `target` the sums of the gradients in `source`, times `factor`. Both stay as they
-        are until the end, or in the order of a device's stream. Collective."""
+        are until the end, or in the order of a device's stream. There, on hosts of several ranks, `source`
+        has the host's sums of what its place exchanges (within.HostSums), and so has `target` of an
+        all-reduce. Collective."""
 
         def arrays() -> tuple[Any, Any]:
             self._unstow(step)
@@ -425,7 +437,7 @@ class UnitModel:
     def prepare(self, is_in_place: bool) -> None:
         """Takes the memory of a device that exchanges of tensors can come to need, before the first one.
         is_in_place: whether sums come where gradients are. Local."""
-        n_bytes = self.layout.n_elems * self.dtype.itemsize
+        n_bytes = self.layout.n_elems * self.dtype.itemsize  # at least
         self._prepare(n_bytes, n_bytes if is_in_place else 2 * n_bytes)  # nothing is read there
 
     def _prepare(self, source: int, target: int) -> None:
@@ -527,13 +539,10 @@ def _zeros(n_elems: int) -> torch.Tensor:
     return torch.full((n_elems,), -0.0, dtype=torch.float32, device="cpu")  # libtagc's zero
 
 
-def _extent(layout: Layout, number: int) -> tuple[int, int]:
-    """Returns (first, elements) of what an input has of a parameter."""
-    parameter, pieces = layout.parameters[number], layout.pieces_of(number)
-    if not layout.all_reduce:
-        return 0, parameter.numel
-    first = pieces[0].offset
-    return first, min(pieces[-1].offset + pieces[-1].length, parameter.numel) - first
+def _of_row(spans: Iterable[Span], number: int, row: int) -> list[Span]:
+    """Returns those of one row of an input, at their places in the row."""
+    first = number * row
+    return [s._replace(address=s.address - first) for s in spans if first <= s.address < first + row]
 
 
 def _gaps(spans: Sequence[Span], n_elems: int) -> list[tuple[int, int]]:

@@ -21,6 +21,7 @@ from tagc.torch.exchange.model import Keeper, PartStats, Stream, UnitModel
 from tagc.torch.exchange.reducer import LocalFailure
 from tagc.torch.exchange.staging import Staging, spoil
 from tagc.torch.exchange.unit import Unit, kind_of
+from tagc.torch.exchange.within import op_between
 
 # Gradients whose exchanges are under way, beside one of any size: a rank that computes faster than it sends
 # would keep its whole gradient otherwise.
@@ -42,7 +43,7 @@ class Contents(NamedTuple):
 class Start(NamedTuple):
     """What begins. own: the unit of the hook. contents: None if this rank has a failure. staging: of the
     device where source and target are, and where the current stream waits as the call says; None: they are in
-    CPU memory."""
+    CPU memory. source, target: as of UnitModel.begin()."""
 
     call: Reduction
     own: Unit
@@ -122,7 +123,12 @@ class ModelExchanges:
         model = own
         try:
             if contents is not None:
-                kind, factor = kind_of(call.op, call.levels.world_size)
+                op, n_ranks = call.op, call.levels.world_size
+                if (
+                    start.staging is not None and call.levels.within is not None
+                ):  # which has been over the host
+                    op, n_ranks = op_between(op), call.comm.world_size
+                kind, factor = kind_of(op, n_ranks)
                 model = self._model_of(start, contents, word, kind)
                 if model is None:
                     return None, None

@@ -1,22 +1,17 @@
-"""libtagc's reducer and gatherer as objects. They take fp32 tensors in CPU memory; reducers with kernels take
-those of a device. They pass on pointers and do not read the tensors."""
+"""libtagc's reducer and gatherer as objects. They pass on pointers and do not read the tensors."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange.comm import Comm
-from tagc.torch.exchange.staging import Kernels, Staging, Store
-from tagc.torch.exchange.work import Work
-
-WHOLE = (lib.FORMATS["fp32"], lib.FORMATS["bf16"])  # formats that at sparsity 0 send values as they are
+from tagc.torch.exchange.staging import Kernels
 
 
 def _array(
@@ -55,95 +50,34 @@ class LocalFailure(Error):
     """A failure of this rank's device, while other ranks wait for its messages."""
 
 
-def _call(store: Store | None, name: str, *arguments: Any) -> None:
-    """Calls a function that is not collective."""
-    try:
-        lib.call(name, *arguments)
-    except Error as failure:
-        if store is None or failure.status != "device":
-            raise
-        raise LocalFailure(failure.status, str(failure)) from failure
-
-
-def fields_of(n_elems: int, options: Mapping[str, Any], dtype: torch.dtype) -> lib.ReducerOptions:
-    fields = lib.initialised(lib.ReducerOptions, "tagc_reducer_options_init")
-    fields.n_elems = n_elems
-    fields.gradient = lib.FORMATS["bf16" if dtype == torch.bfloat16 else "fp32"]
-    for name, value in options.items():
-        setattr(fields, name, value)
-    return fields
-
-
 class Reducer:
-    """Sums gradients of n_elems values, (W, shard), over ranks, for the owner of each row or for every rank.
-    Collective to make.
+    """Sums gradients of n_elems values, (W, shard), in fp32 over ranks, for the owner of each row or for
+    every rank. Collective to make. options: fields of tagc_reducer_options by name."""
 
-    options: fields of tagc_reducer_options by name. dtype: of gradients, fp32 or bf16. store: where its
-    residual is, on a device, and then its exchanges are those of a task.Task; None: all in CPU memory."""
-
-    def __init__(
-        self,
-        comm: Comm,
-        n_elems: int,
-        dtype: torch.dtype = torch.float32,
-        store: Store | None = None,
-        **options: Any,
-    ) -> None:
-        fields = fields_of(n_elems, options, dtype)
-        self._handle, self._store, self.dtype = ctypes.c_void_p(), store, dtype
-        self.device = torch.device("cpu") if store is None else store.device
-        self.n_elems = n_elems
+    def __init__(self, comm: Comm, n_elems: int, **options: Any) -> None:
+        fields = lib.initialised(lib.ReducerOptions, "tagc_reducer_options_init")
+        fields.n_elems = n_elems
+        for name, value in options.items():
+            setattr(fields, name, value)
+        self._handle, self.n_elems = ctypes.c_void_p(), n_elems
         self.n_output = n_elems if fields.output == lib.OUTPUTS["unit"] else n_elems // comm.world_size
-        # whether the sums may take the place of the gradient, from its beginning (tagc_reducer_begin)
-        has_room = 4 * self.n_output <= dtype.itemsize * n_elems
-        is_taken = is_direct(options) and store is None
-        self.is_in_place = is_taken and has_room and comm.world_size > 1
         self._under_way: tuple[torch.Tensor, ...] = ()
-        self._stats = lib.initialised(lib.ReducerStats, "tagc_reducer_stats_init")
-        if store is not None:
-            self._handle = store.make("tagc_reducer_create_in", comm, fields)
-        else:
-            lib.call("tagc_reducer_create", comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
-
-    def change(self, options: Mapping[str, Any]) -> None:
-        """Sends by other options from now on: format, sparsity and block may differ. The residual stays.
-        Collective in effect."""
-        fields = fields_of(self.n_elems, options, self.dtype)
-        _call(self._store, "tagc_reducer_change", self._handle, ctypes.byref(fields))
-
-    def _arrays(self, gradient: torch.Tensor, output: torch.Tensor) -> tuple[int, ...]:
-        return (
-            *_array(gradient, self.n_elems, "gradient", self.device, self.dtype),
-            *_array(output, self.n_output, "output", self.device),
-        )
-
-    @property
-    def handle(self) -> int | None:
-        return self._handle.value
+        lib.call("tagc_reducer_create", comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
 
     def begin(self, gradient: torch.Tensor, output: torch.Tensor) -> None:
-        """Starts the exchange. Do not use either tensor until wait()."""
-        lib.call("tagc_reducer_begin", self._handle, *self._arrays(gradient, output))
+        """Starts the exchange. Do not use either tensor until end()."""
+        arrays = *_array(gradient, self.n_elems, "gradient"), *_array(output, self.n_output, "output")
+        lib.call("tagc_reducer_begin", self._handle, *arrays)
         self._under_way = gradient, output
 
-    def fail(self, problem: BaseException) -> None:
-        """Instead of begin() and wait(), where this rank cannot begin: the others wait for it."""
-        _fail("tagc_reducer_fail", self._handle, problem)
-
-    def wait(self) -> None:
-        """Waits until the output is there; Error if it will not be."""
-        if not self._under_way:
-            return
-        self._stats = lib.initialised(lib.ReducerStats, "tagc_reducer_stats_init")
+    def end(self) -> lib.ReducerStats:
+        """Waits until the output is there; Error if it will not be. Returns tagc_reducer_stats."""
+        stats = lib.initialised(lib.ReducerStats, "tagc_reducer_stats_init")
         try:
-            lib.call("tagc_reducer_end", self._handle, ctypes.byref(self._stats))
+            lib.call("tagc_reducer_end", self._handle, ctypes.byref(stats))
         finally:
             self._under_way = ()
-
-    def end(self) -> lib.ReducerStats:
-        """Returns tagc_reducer_stats of the exchange that began last, after wait()."""
-        self.wait()
-        return self._stats
+        return stats
 
     @property
     def n_residual(self) -> int:
@@ -151,99 +85,26 @@ class Reducer:
         n_elems: int = lib.load().tagc_reducer_residual_elems(self._handle)
         return n_elems
 
-    @property
-    def residual_dtype(self) -> torch.dtype:
-        """The smaller of fp32 and bf16 that holds the residual without loss."""
-        is_fp32 = lib.load().tagc_reducer_residual_format(self._handle) == lib.FORMATS["fp32"]
-        return torch.float32 if is_fp32 else torch.bfloat16
-
-    def set_steps(self, n_steps: int) -> None:
-        """Sets the number of steps that have begun. The rounding of the residual derives from it."""
-        _call(self._store, "tagc_reducer_set_steps", self._handle, n_steps)
-
     def residual(self) -> torch.Tensor | None:
-        """Returns a copy of the residual, fp32 in CPU memory; None if the exchange has none."""
+        """Returns a copy of the residual, in fp32; None if the exchange has none."""
         n_elems = self.n_residual
         if not n_elems:
             return None
         values = torch.empty(n_elems, dtype=torch.float32, device="cpu")
-        _call(self._store, "tagc_reducer_get_residual", self._handle, values.data_ptr(), n_elems)
+        lib.call("tagc_reducer_get_residual", self._handle, values.data_ptr(), n_elems)
         return values
 
-    def residual_square(self) -> float:
-        """Returns the sum of the squares of the residual; 0 if the exchange has none."""
-        square = ctypes.c_double()
-        _call(self._store, "tagc_reducer_residual_square", self._handle, ctypes.byref(square))
-        return square.value
-
     def set_residual(self, values: torch.Tensor) -> None:
-        _call(
-            self._store,
-            "tagc_reducer_set_residual",
-            self._handle,
-            *_array(values, values.numel(), "residual"),
-        )
+        arrays = _array(values, values.numel(), "residual")
+        lib.call("tagc_reducer_set_residual", self._handle, *arrays)
 
     def scale_residual(self, factor: float) -> None:
-        _call(self._store, "tagc_reducer_scale_residual", self._handle, factor)
+        lib.call("tagc_reducer_scale_residual", self._handle, factor)
 
     def close(self) -> None:
         if self._handle:
             lib.load().tagc_reducer_destroy(self._handle)
             self._handle = ctypes.c_void_p()
-
-
-def is_direct(options: Mapping[str, Any]) -> bool:
-    """Returns whether a reducer of these options encodes by direct: whole values need no kernels, and are
-    read as fp32."""
-    is_whole = options.get("sparsity") == 0 and options.get("format") in WHOLE
-    return bool(options.get("exchange", lib.EXCHANGES["direct"]) == lib.EXCHANGES["direct"] and not is_whole)
-
-
-def dtype_read(options: Mapping[str, Any], dtype: torch.dtype) -> torch.dtype:
-    """Returns what a reducer of these options reads where gradients are of dtype."""
-    return torch.bfloat16 if is_direct(options) and dtype == torch.bfloat16 else torch.float32
-
-
-class Probe:
-    """What a Reducer in that store would be, for the memory that a task.Task of it takes."""
-
-    def __init__(
-        self, comm: Comm, n_elems: int, dtype: torch.dtype, store: Store, options: Mapping[str, Any]
-    ) -> None:
-        fields = fields_of(n_elems, options, dtype_read(options, dtype))
-        is_unit = fields.output == lib.OUTPUTS["unit"]
-        self.n_elems, self.n_output = n_elems, n_elems if is_unit else n_elems // comm.world_size
-        self._handle = store.make("tagc_reducer_probe_in", comm, fields)
-
-    @property
-    def handle(self) -> int | None:
-        return self._handle.value
-
-    def close(self) -> None:
-        lib.load().tagc_reducer_destroy(self._handle)
-        self._handle = ctypes.c_void_p()
-
-
-class Way(NamedTuple):
-    """Where the reducers of a unit work, and what sends their messages.
-
-    work: memory that its exchanges share, because they run one after the other. kernels: of the device where
-    tensors are; None: CPU memory. staging: in whose queue their reducers have stores; None: reducers work in
-    CPU memory."""
-
-    comm: Comm
-    work: Work
-    kernels: Kernels | None = None
-    staging: Staging | None = None
-
-    def reducer(
-        self, n_elems: int, options: Mapping[str, Any], dtype: torch.dtype, store: Store | None = None
-    ) -> Reducer:
-        """Returns a new reducer. options: fields of tagc_reducer_options. dtype: of the hook's gradient,
-        which need not be the reducer's own. store: of reducers with kernels. Collective."""
-        store = store if is_direct(options) else None
-        return Reducer(self.comm, n_elems, dtype_read(options, dtype), store, **options)
 
 
 class Gatherer:
@@ -260,8 +121,8 @@ class Gatherer:
         kernels: Kernels | None = None,
         seed: int | None = None,
     ) -> None:
-        """kernels: as of a Reducer; deltas. seed: of whole int8 that is rounded at random; None: to the
-        nearest."""
+        """kernels: of the device where the tensors are, for deltas; None: CPU memory. seed: of whole int8
+        that is rounded at random; None: to the nearest."""
         fields = lib.initialised(lib.GathererOptions, "tagc_gatherer_options_init")
         format, fields.delta, fields.lossless = lib.GATHERS[wire]
         fields.n_elems, fields.format, fields.tag = n_elems, lib.FORMATS[format], tag

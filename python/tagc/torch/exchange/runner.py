@@ -1,9 +1,8 @@
-"""One way to run an exchange, in two versions. A hook makes a Call and hands it to a runner with two
-tensors; nothing else asks which one it is.
+"""Where work of Python's runs that exchanges tensors, in two versions; nothing else asks which one it is.
 
     Host      tensors in CPU memory: run() blocks until the result is there
     Staged    a device's tensors: run() hands them to a thread, in pinned memory (staging.py), and streams
-              wait for the result; it returns at once where no Python is needed for that (task.py)
+              wait for the result; with kernels it runs in the hook
 
 Failures are raised by run(), or by Runners.finish() at the end of a backward pass. Runners of all ranks must
 get the same calls in the same order."""
@@ -11,6 +10,7 @@ get the same calls in the same order."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import threading
 from collections.abc import Callable
@@ -18,31 +18,35 @@ from typing import Any
 
 import torch
 
-from tagc._library import Error
 from tagc.torch.exchange import endings, streams
-from tagc.torch.exchange.call import Call
-from tagc.torch.exchange.comm import Comm
-from tagc.torch.exchange.reducer import Way
 from tagc.torch.exchange.staging import Kernels, Staging
-from tagc.torch.exchange.work import Work
 
+Failure = BaseException | None
+# perform(kernels, source, target, failure): kernels of the device where the tensors are; None: they are in
+# CPU memory. source, target: None if there is a failure, which this rank only reports. Collective.
+Perform = Callable[["Kernels | None", "torch.Tensor | None", "torch.Tensor | None", Failure], object]
 Job = Callable[[], torch.Tensor]
 Future = torch.futures.Future[torch.Tensor]
 
 
 class Runner:
-    """Of one handle. work: memory of its exchanges, which run one after the other."""
+    """Of one handle."""
 
-    def __init__(self) -> None:
-        self.work = Work()
-
-    def run(self, call: Call, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Exchanges source into target. Collective."""
+    def run(
+        self,
+        perform: Perform,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        failure: Failure = None,
+        wants_kernels: bool = False,
+    ) -> None:
+        """Performs an exchange of source into target. failure: of this rank. wants_kernels: whether it runs
+        on the tensors' device, if that has kernels. Collective."""
         raise NotImplementedError
 
     def future(self, work: Job, is_awaited: bool = False) -> Future:
-        """Returns a future of work(), which calls run() of calls for whose results no stream waits, and
-        raises nothing. is_awaited: the current stream waits for them, because work() goes on with them."""
+        """Returns a future of work(), which begins exchanges for whose results no stream waits, and raises
+        nothing. is_awaited: the current stream waits for them, because work() goes on with them."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -53,8 +57,7 @@ class Host(Runner):
     """settle: called before each exchange, and waits for those of other runners."""
 
     def __init__(self, settle: Callable[[], object]) -> None:
-        super().__init__()
-        self._settle, self.work_beside = settle, Work()
+        self._settle = settle
         # of a thread, once there is one
         self._jobs: queue.SimpleQueue[Callable[[], object] | None] | None = None
         self._thread: threading.Thread | None = None
@@ -63,10 +66,16 @@ class Host(Runner):
         self._last_work: Future | None = None
         self._is_closed = False
 
-    def run(self, call: Call, source: torch.Tensor, target: torch.Tensor) -> None:
+    def run(
+        self,
+        perform: Perform,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        failure: Failure = None,
+        wants_kernels: bool = False,
+    ) -> None:
         self._settle()
-        work = self.work_beside if call.runs_beside else self.work
-        call.perform(Way(call.comm, work), source, target, call.failure)()
+        perform(None, source, target, failure)
 
     def wait_for_jobs(self) -> None:
         """Waits for all work of the thread. In that there is nothing to wait for."""
@@ -125,50 +134,22 @@ def _take_jobs(jobs: queue.SimpleQueue[Callable[[], object] | None]) -> None:
 
 class Staged(Runner):
     def __init__(self, staging: Staging) -> None:
-        super().__init__()
         self.staging = staging
 
-    def way(self, comm: Comm) -> Way:
-        """Returns that of gradients' tasks."""
-        kernels = self.staging.kernels
-        return Way(comm, self.work, kernels, None if kernels is None else self.staging)
-
-    def run(self, call: Call, source: torch.Tensor, target: torch.Tensor) -> None:
-        way = self.way(call.comm) if call.wants_kernels else Way(call.comm, self.work)
-
-        def perform(
-            source: torch.Tensor | None, target: torch.Tensor | None, failure: BaseException | None
-        ) -> None:
-            call.perform(way._replace(staging=None), source, target, failure)()
-
-        def perform_here(
-            source: torch.Tensor | None, target: torch.Tensor | None, failure: BaseException | None
-        ) -> None:
-            task = None
-            if failure is None and source is not None:
-                task = call.make_task(way, self.staging, source)
-            if task is None or source is None or target is None:
-                perform(source, target, failure)
-            else:
-                self.staging.start_task(task, source, target, call.waits)
-
-        task = None
-        if not self.staging.has_failed:  # else perform() tells the other ranks
-            try:
-                task = call.task(way, self.staging)
-            except Error as problem:  # perform() tells the other ranks
-                call.failure = call.failure or problem
-        if task is not None:
-            call.begin_task(task)
-            self.staging.start_task(task, source, target, call.waits)
-            return
-        if way.kernels is not None:
-            self.staging.run_here(source, target, perform_here, call.failure)
-            return
-        self.staging.enqueue(source, target, perform, call.failure, call.waits)
-        if call.failure is None and not self.staging.has_failed:  # so that the next one takes no memory
-            with contextlib.suppress(Error):
-                call.task(way, self.staging)
+    def run(
+        self,
+        perform: Perform,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        failure: Failure = None,
+        wants_kernels: bool = False,
+    ) -> None:
+        kernels = self.staging.kernels if wants_kernels else None
+        run = functools.partial(perform, kernels)
+        if kernels is not None:
+            self.staging.run_here(source, target, run, failure)
+        else:
+            self.staging.enqueue(source, target, run, failure)
 
     def future(self, work: Job, is_awaited: bool = False) -> Future:
         """Does the work at once, and where a stream waits within it, in a stream of its own. Streams wait for
@@ -209,11 +190,6 @@ class Runners:
     def kernels(self) -> Kernels | None:
         return None if self.staging is None else self.staging.kernels
 
-    def works(self) -> list[Work]:
-        """Returns the work memory of all of them."""
-        staged = [] if self.staged is None else [self.staged.work]
-        return [self.host.work, self.host.work_beside, *staged]
-
     def pinned_bytes(self) -> int:
         return 0 if self.staging is None else self.staging.pinned_bytes
 
@@ -229,10 +205,16 @@ class Runners:
     def is_on_device(self, tensor: torch.Tensor) -> bool:
         return self.staging is not None and tensor.device == self.staging.streams.device
 
-    def future(self, result: torch.Tensor) -> Future:
-        """Returns a future of a result that is on its way, on a device."""
+    def future(self, result: torch.Tensor, stream: int | None = None) -> Future:
+        """Returns a future of a result that is on its way, on a device. stream: in which it comes, by its
+        handle; None: that which copies results back."""
         assert self.staging is not None
-        return self.staging.streams.future(result, self.staging.stream)
+        return self.staging.streams.future(result, self.staging.stream if stream is None else stream)
+
+    def aside(self) -> contextlib.AbstractContextManager[int]:
+        """Returns a context in which another stream is the current one. There is a device."""
+        assert self.staging is not None
+        return self.staging.streams.aside()
 
     def follow(self, result: torch.Tensor) -> None:
         """Makes the current stream wait for a result that is on its way (staging.FOR_INPUT)."""

@@ -10,16 +10,15 @@ all in the order of streams.
 The thread calls nothing of CUDA's. The exchanged values, and so the result, are the same as for tensors in
 CPU memory.
 
-start() is for exchanges that libtagc runs by itself (task.py). Between the two copies nothing needs Python,
-so a hook goes on at once, whatever else it waits for. enqueue() is for those that need Python: the thread
-runs a job. Its hook waits until it has run. If the hook went on, torch could allocate with Python's lock
-held; the driver may then wait for the device, the device for the job, and the job for the lock. While it
-waits, a hook has neither that lock nor any of the driver.
+start() is for exchanges that libtagc runs by itself (model_exchanges.py). Between the two copies nothing
+needs Python, so a hook goes on at once, whatever else it waits for. enqueue() is for those that need Python:
+the thread runs a job. Its hook waits until it has run. If the hook went on, torch could allocate with
+Python's lock held; the driver may then wait for the device, the device for the job, and the job for the lock.
+While it waits, a hook has neither that lock nor any of the driver.
 
 With kernels (libtagc-cuda.so) gradients stay on the device, and only encoded bodies are copied to the host.
 start() has the reducers select, encode and add in streams, and the thread sees bodies in pinned memory.
-run_here() is for gathers, for gradients without a layout, and to make what start() needs: it runs in the
-hook, while no exchange is under way.
+run_here() is for gathers: it runs in the hook, while no exchange is under way.
 
 finish() raises failures. Every rank calls it at the same place: at the end of a backward pass, before an
 optimizer's step. So all ranks raise the same Error at the same point of their program, and can continue from
@@ -36,30 +35,19 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange import endings
-from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.gloo import tensor_at
 from tagc.torch.exchange.streams import Cuda
 
 # (source, target, failure)
 Run = Callable[["torch.Tensor | None", "torch.Tensor | None", "BaseException | None"], object]
-
-
-class Task(Protocol):
-    """task.Task: an exchange that libtagc runs by itself."""
-
-    def enqueue(
-        self, source: torch.Tensor, target: torch.Tensor, stream: int, waits: int
-    ) -> tuple[int, bool]: ...
-
-    def end(self) -> None: ...
 
 
 FOR_NOTHING, FOR_RESULT, FOR_INPUT = 0, 1, 2  # tagc_waits
@@ -117,31 +105,6 @@ class Kernels:
         self.handle = ctypes.c_void_p()
 
 
-class Store:
-    """Where the residuals of a unit's reducers are on the device, and what else of its memory is not shared
-    (tagc_store)."""
-
-    def __init__(self, staging: Staging) -> None:
-        self.device, self._handle = staging.streams.device, ctypes.c_void_p()
-        lib.call("tagc_store_create", staging.queue, ctypes.byref(self._handle))
-
-    def expect(self, comm: Comm, fields: Sequence[lib.ReducerOptions]) -> None:
-        """Makes room, when the next reducer is made, for reducers of all these options at the same time."""
-        options = (lib.ReducerOptions * max(1, len(fields)))(*fields)
-        lib.call("tagc_store_expect", self._handle, comm.handle, options, len(fields))
-
-    def make(self, function: str, comm: Comm, fields: lib.ReducerOptions) -> ctypes.c_void_p:
-        """Returns a new reducer (collective) or a probe of one (local), by libtagc's function of that
-        name."""
-        handle = ctypes.c_void_p()
-        lib.call(function, self._handle, comm.handle, ctypes.byref(fields), ctypes.byref(handle))
-        return handle
-
-    def close(self) -> None:
-        lib.load().tagc_store_destroy(self._handle)
-        self._handle = ctypes.c_void_p()
-
-
 class Staging:
     """Of one handle. Its hooks must call enqueue() in the same order on all ranks. streams: of the device,
     from streams.of(). codec: "device": with kernels, or an Error; "host": without; None: with kernels if
@@ -158,7 +121,6 @@ class Staging:
         self._handles: dict[tuple[int, int], ctypes.c_void_p] = {}  # (bytes in, bytes out) -> tagc_job
         self._launch = threading.Lock()
         self._jobs: collections.deque[_Job] = collections.deque()  # in the order of tickets
-        self._tasks: list[Task] = []  # whose outcome nobody knows yet
         self._failure: BaseException | None = None
         self.is_closed = self._frees_itself = False
         self.kernels: Kernels | None = None
@@ -244,17 +206,6 @@ class Staging:
         with self._launch:
             begin(self.streams.current(), int(waits))
 
-    def start_task(self, task: Task, source: torch.Tensor, target: torch.Tensor, waits: int) -> None:
-        """As start(), of a task."""
-
-        def begin(stream: int, waits: int) -> None:
-            self._tasks.append(task)
-            _, is_launched = task.enqueue(source, target, stream, waits)
-            if not is_launched:
-                spoil(target)
-
-        self.start(begin, source, target, waits)
-
     def _launched(
         self, handle: ctypes.c_void_p, source: torch.Tensor, target: torch.Tensor, waits: int
     ) -> int:
@@ -307,15 +258,8 @@ class Staging:
     def finish(self) -> None:
         """Waits until all enqueued exchanges are complete; raises the first failure since the last call, but
         for those of models (model_exchanges.py)."""
-        failure: BaseException | None = None
         self._wait(_ALL)
-        tasks, self._tasks = self._tasks, []
-        for task in tasks if not self.is_closed else ():
-            try:
-                task.end()
-            except Error as problem:
-                failure = failure or problem
-        failure, self._failure = self._failure or failure, None
+        failure, self._failure = self._failure, None
         if not self.is_closed:
             lib.load().tagc_queue_forgive(self._queue)
         if failure is not None:

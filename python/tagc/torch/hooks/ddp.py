@@ -11,7 +11,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,8 +25,7 @@ from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import Expected, Kinds, Place, place_of
 from tagc.torch.exchange.model import Follower, stowable
-from tagc.torch.exchange.reducer import Way
-from tagc.torch.exchange.unit import DTYPES, Stats, Unit
+from tagc.torch.exchange.unit import DTYPES, Unit
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.wrapper import Wrapper as AnyWrapper
 from tagc.torch.schedule import policy
@@ -64,10 +63,6 @@ class Buckets:
         )
         return new
 
-    def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:
-        unit = self.find(layout)
-        return [(0.0, 0.0)] * len(layout.parts) if unit is None else unit.squares(layout, source)
-
     def residuals_on_the_wire(self) -> dict[str, torch.Tensor]:
         found = {name: values.clone() for name, values in self._stowed.items()}
         for unit in self._units.values():
@@ -90,7 +85,7 @@ class Buckets:
             values.mul_(factor)
 
     def close(self) -> None:
-        """Keeps the residuals for the units that a later reduce() makes."""
+        """Keeps the residuals for the models that later exchanges make."""
         with contextlib.ExitStack() as all_of_them:
             for unit in self._units.values():
                 all_of_them.callback(unit.close)
@@ -101,43 +96,20 @@ class Buckets:
         self._stowed = {}
 
 
-class Laid(NamedTuple):
-    """layout: of the slice of a bucket that the ranks of a place exchange; whole: of the bucket."""
-
-    layout: layouts.Layout
-    whole: layouts.Layout
-
-
 class _Bucket:
     """The handle's view of one bucket."""
 
-    def __init__(self, buckets: Buckets, index: int, laid: Laid, rests: bool) -> None:
-        layout = laid.layout
+    def __init__(self, buckets: Buckets, index: int, layout: layouts.Layout, rests: bool) -> None:
         first, n = layout.parameters[0].name, len(layout.parameters) - 1
         self.name = f"bucket {index} ({first}{f' and {n} more' if n else ''})"
-        self.follower, self.layout, self.whole, self.rests = buckets.follower, *laid, rests
+        self.follower, self.layout, self.rests = buckets.follower, layout, rests
         self._buckets = buckets
-
-    def reduce(
-        self,
-        way: Way,
-        layout: layouts.Layout,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        op: Any,
-        *,
-        step: int = 0,
-    ) -> Callable[[], Stats]:
-        return self.make_unit().reduce(way, layout, source, target, op, step=step, rests=self.rests)
 
     def find_unit(self) -> Unit | None:
         return self._buckets.find(self.layout)
 
     def make_unit(self) -> Unit:
         return self._buckets.unit(self.name, self.layout)
-
-    def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:
-        return self._buckets.squares(layout, source)
 
     def names_of_residuals(self) -> set[str]:
         return self._buckets.names_of_residuals()
@@ -213,7 +185,7 @@ class State:
     def __init__(self) -> None:
         self._handle: Callable[[], Compressed | None] = lambda: None
         self._model: Callable[[], torch.nn.Module | None] = lambda: None
-        self._layouts: dict[tuple[str, ...], Laid] = {}
+        self._layouts: dict[tuple[str, ...], layouts.Layout] = {}
         self._backward: _Backward | None = None
         self.partner: Any = None  # who exchanges without a handle, so that DDP must not
         self._group: dist.ProcessGroup | None = None  # of DDP, for after close()
@@ -310,16 +282,22 @@ class State:
         passes, group = handle.passes, handle.wrapper.groups()[0]
         try:
             bucket = self._find(handle, index, tensors)
-            if not passes.can_begin(bucket, group, source):
+            if passes.is_torchs(group, source):
                 return None
             if backward.is_given_up:
                 return _done(_spoilt(source))
             op = _wrapper_of(handle).op
-            find_layout = functools.partial(_fitting, bucket.whole, source)
-            end = passes.begin(bucket, group, source, source, op, find_layout, staging.FOR_NOTHING)
-            if passes.runners.is_on_device(source):
+            find_layout = functools.partial(_fitting, bucket.layout, source)
+            arrays, runners = (source, source), passes.runners
+            if runners.is_on_device(source) and _wrapper_of(handle).own_hosts().is_two_level:
+                with runners.aside() as stream:  # after the exchange the host's ranks have work of their own
+                    end = passes.begin(bucket, group, *arrays, op, find_layout, staging.FOR_RESULT)
                 passes.model_exchanges.leave_on_device(end)
-                return passes.runners.future(source)
+                return runners.future(source, stream)
+            end = passes.begin(bucket, group, *arrays, op, find_layout, staging.FOR_NOTHING)
+            if runners.is_on_device(source):
+                passes.model_exchanges.leave_on_device(end)
+                return runners.future(source)
         except BaseException as failure:
             backward.is_given_up, backward.failure = True, backward.failure or failure
             return _done(_spoilt(source))
@@ -336,8 +314,8 @@ class State:
     def expected(self, index: int, tensors: Sequence[torch.Tensor]) -> Expected:
         """Returns the exchange of a bucket of these parameters."""
         bucket = self._find(self.handle, index, tensors)
-        group, n_elems = _wrapper_of(self.handle).groups()[0], _elems_of(bucket.layout)
-        return Expected(bucket, group, n_elems, tensors[0].dtype, lambda: bucket.layout)
+        group, layout = _wrapper_of(self.handle).groups()[0], bucket.layout
+        return Expected(bucket, group, layout.n_elems, tensors[0].dtype, lambda: layout)
 
     def _backward_of(self, bucket: dist.GradBucket) -> _Backward:
         if bucket.index() == 0 or self._backward is None:
@@ -349,11 +327,7 @@ class State:
         parameters = [_wrapper_of(handle).parameter(tensor) for tensor in tensors]
         key = tuple(parameter.name for parameter in parameters)
         if key not in self._layouts:
-            hosts = _wrapper_of(handle).own_hosts()
-            whole = layouts.bucket(parameters, hosts.n_hosts * hosts.per_host)
-            is_cut = hosts.is_two_level
-            slice = layouts.sliced(parameters, hosts.n_hosts, hosts.per_host) if is_cut else whole
-            self._layouts[key] = Laid(slice, whole)
+            self._layouts[key] = layouts.bucket(parameters, _wrapper_of(handle).groups()[0].size())
         # DDP drops the result for a parameter that no rank has used. Its gradient is zero, so its residual
         # must not be sent.
         rests = _wrapper_of(handle).finds_unused
@@ -367,22 +341,17 @@ def _wrapper_of(handle: Compressed) -> Wrapper:
     return handle.wrapper
 
 
-def _elems_of(layout: layouts.Layout) -> int:
-    """Returns the elements of a bucket."""
-    return layout.n_elems if layout.slices is None else layout.slices.n_elems
-
-
 def _exchange(handle: Compressed, bucket: _Bucket, source: torch.Tensor, result: torch.Tensor) -> None:
-    def find_layout(is_whole: bool) -> layouts.Layout:
-        return _fitting(bucket.whole if is_whole else bucket.layout, source)
-
     group, op = handle.wrapper.groups()[0], _wrapper_of(handle).op
+    find_layout = functools.partial(_fitting, bucket.layout, source)
     handle.passes.exchange(bucket, group, source, result, op, find_layout, waits=False, agrees=True)
 
 
 def _fitting(layout: layouts.Layout, source: torch.Tensor) -> layouts.Layout:
-    if (n_elems := _elems_of(layout)) != source.numel():
-        raise Error("unsupported", f"the bucket has {source.numel()} elements, its parameters {n_elems}")
+    if layout.n_elems != source.numel():
+        raise Error(
+            "unsupported", f"the bucket has {source.numel()} elements, its parameters {layout.n_elems}"
+        )
     return layout
 
 

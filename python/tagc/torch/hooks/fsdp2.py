@@ -129,44 +129,33 @@ class Module:
             self.module.set_reduce_scatter_unused_params(False, recurse=False)
             self._reduces_unused = False
 
-    def layout(self, n_elems: int, hosts: Hosts, is_whole: bool = False) -> layouts.Layout | None:
-        """Returns the layout of what is exchanged of an input of n_elems: all of it, or the rows of this
-        rank's place; None where some parameters got no gradient."""
+    def layout(self, n_elems: int, hosts: Hosts) -> layouts.Layout | None:
+        """Returns the layout of an input of n_elems; None where some parameters got no gradient."""
         world_size = len(hosts.rows) * hosts.per_host
-        n_rows = 0 if hosts.is_flat or is_whole else len(hosts.rows)
         return self._layout(
-            n_elems,
-            world_size,
-            ("rows", n_rows or world_size),
-            lambda present: layouts.chunked(present, world_size, n_rows),
+            n_elems, world_size, ("rows", world_size), lambda present: layouts.chunked(present, world_size)
         )
 
-    def shard_layout(self, n_elems: int, hosts: Hosts, is_whole: bool = False) -> layouts.Layout | None:
+    def shard_layout(self, n_elems: int, hosts: Hosts) -> layouts.Layout | None:
         """Returns the layout of what this rank owns of the parameters, n_elems with padding, to be summed
         over a group with these hosts; as layout(). Under replicate() it owns them whole."""
-        world_size = self._n_shards
-        key = "shard", hosts.n_hosts, hosts.per_host, is_whole
+        world_size, key = self._n_shards, ("shard", hosts.n_hosts, hosts.per_host)
         return self._layout(
-            n_elems * world_size, world_size, key, lambda present: self._shard(present, hosts, is_whole)
+            n_elems * world_size, world_size, key, lambda present: self._shard(present, hosts)
         )
 
-    def _shard(
-        self, present: Sequence[layouts.Parameter], hosts: Hosts, is_whole: bool = False
-    ) -> layouts.Layout:
-        world_size, n_hosts, per_host = self._n_shards, hosts.n_hosts, hosts.per_host
-        if world_size > 1:
+    def _shard(self, present: Sequence[layouts.Parameter], hosts: Hosts) -> layouts.Layout:
+        if (world_size := self._n_shards) > 1:
             sizes = [layouts.chunked_elems(p, world_size) // world_size for p in present]
             present = [p._replace(shape=(size,), dim=0) for p, size in zip(present, sizes)]
-        if hosts.is_two_level and world_size == 1 and not is_whole:
-            return layouts.sliced(present, n_hosts, per_host)
-        whole = layouts.bucket(present, n_hosts * per_host)
-        return whole if is_whole else layouts.part(whole, n_hosts, per_host, hosts.place)
+        return layouts.bucket(present, hosts.n_hosts * hosts.per_host)
 
     def own_part(self, hosts: Hosts) -> layouts.Layout | None:
         """Returns the layout of what this rank exchanges of its shard where other ranks of the host have the
         same one and exchange the rest; None: no other rank does. hosts: as of shard_layout()."""
-        is_part = hosts.is_two_level and self._n_shards > 1
-        return self._shard(self.parameters, hosts) if is_part else None
+        if hosts.is_flat or self._n_shards == 1:
+            return None
+        return layouts.part(self._shard(self.parameters, hosts), hosts.per_host, hosts.place)
 
     def _layout(
         self,
@@ -275,6 +264,8 @@ class AllReduce:
         """is_torchs: whether torch would sum over that group itself."""
         self._handle, self._unit, self._module, self._group = handle, unit, module, group
         self._hosts, self._is_torchs = handle.wrapper.hosts(group), is_torchs
+        # whether slices come together within hosts, in the stream that waits for the exchange
+        self._has_work_after = self._hosts.is_two_level
         self._held: torch.Tensor | None = None  # by set_requires_all_reduce(False), until the last micro-step
 
     def expected(self) -> Expected:
@@ -298,7 +289,7 @@ class AllReduce:
             reduce_output.zero_()  # which torch adds to the gradient
             return
         runners = self._handle.passes.runners
-        is_behind = self._held is None and runners.is_on_device(reduce_output)
+        is_behind = self._held is None and runners.is_on_device(reduce_output) and not self._has_work_after
         if self._held is not None:
             reduce_output += self._held
             self._held = None

@@ -11,10 +11,11 @@ goes on from there."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,12 +23,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tagc._library import Error
 from tagc.torch.exchange import internals, waits
-from tagc.torch.exchange.call import Call
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import Replica
-from tagc.torch.exchange.reducer import Gatherer, Way, as_error
-from tagc.torch.exchange.runner import Runner, Staged
+from tagc.torch.exchange.reducer import Gatherer, as_error
+from tagc.torch.exchange.runner import Failure, Runner, Staged
 from tagc.torch.exchange.staging import Kernels
 from tagc.torch.exchange.unit import DTYPES, check_tensors
 from tagc.torch.handle import Compressed
@@ -39,33 +39,20 @@ _LOADED, _FITS, _COUNT = 4, 8, 16  # further bits of a vote; the number of gathe
 _LOOKS = 64  # at values of a parameter, to see whether an optimizer left it so
 
 Key = tuple[tuple[int, ...], int]  # ranks, and elements that one of them owns
-Failure = BaseException | None
 
 
 def _ranks(group: dist.ProcessGroup) -> tuple[int, ...]:
     return tuple(dist.get_process_group_ranks(group))
 
 
-class Gathering(Call):
-    """One all-gather of one module. within: the connection of the ranks of this host, in two levels."""
+class Gathering(NamedTuple):
+    """One all-gather of one module. comm: over which tagc gathers. within: the connection of the ranks of
+    this host, in two levels. runs_beside: whether an exchange of gradients may be under way."""
 
-    def __init__(
-        self,
-        gather: Callable[[Gathering, Way, torch.Tensor | None, torch.Tensor | None, Failure], None],
-        comm: Comm,
-        within: Comm | None,
-        group: dist.ProcessGroup,
-        failure: Failure,
-        wants_kernels: bool,
-    ) -> None:
-        super().__init__(comm, failure, wants_kernels=wants_kernels)
-        self._gather, self.within, self.group = gather, within, group
-
-    def perform(
-        self, way: Way, source: torch.Tensor | None, target: torch.Tensor | None, failure: Failure
-    ) -> Callable[[], object]:
-        self._gather(self, way, source, target, failure)
-        return lambda: None
+    comm: Comm
+    within: Comm | None
+    group: dist.ProcessGroup
+    runs_beside: bool
 
     def within_host(self, came: torch.Tensor) -> tuple[int, int]:
         """Returns how many ranks a host has, and the bytes that each sends to the others, which get what came
@@ -135,7 +122,7 @@ class AllGather(waits.FsdpComm):
         if hosts.is_one or self._key in self._gathers:
             return
         comm = self._passes.comm(hosts.between)
-        kernels = staged.way(comm).kernels if self._wants_kernels else None
+        kernels = staged.staging.kernels if self._wants_kernels else None
         try:
             if kernels is None:
                 staged.staging.reserve(itemsize * n_elems, itemsize * n_elems * comm.world_size)
@@ -178,11 +165,10 @@ class AllGather(waits.FsdpComm):
         # an exchange of gradients may go on meanwhile, unless it needs the ranks of this host, too
         runs_beside = runner is passes.runners.host and within is None and self._may_run_beside
         comm = passes.gather_comm(hosts.between) if runs_beside else passes.comm(hosts.between)
-        call = Gathering(self._gather, comm, within, group, failure, self._wants_kernels)
-        call.runs_beside = runs_beside
+        perform = functools.partial(self._gather, Gathering(comm, within, group, runs_beside))
         if not runs_beside:
             passes.model_exchanges.settle()
-        runner.run(call, input_tensor, came)
+        runner.run(perform, input_tensor, came, failure, self._wants_kernels)
         if within is not None:
             what = f"parameters of {self.name}"
             rows = output_tensor.view(hosts.n_hosts, -1), came.view(hosts.n_hosts, -1)
@@ -202,14 +188,13 @@ class AllGather(waits.FsdpComm):
     def _gather(
         self,
         call: Gathering,
-        way: Way,
+        kernels: Kernels | None,
         source: torch.Tensor | None,
         target: torch.Tensor | None,
         failure: Failure,
     ) -> None:
-        """Gathers. source, target: None where there is a failure, which this rank then only tells the
-        others."""
-        comm = way.comm
+        """Gathers, as runner.Perform says."""
+        comm = call.comm
         gather, loaded, vote, found, numbers = None, None, 0, "", {}
         try:
             if failure is None and source is not None:
@@ -230,9 +215,11 @@ class AllGather(waits.FsdpComm):
         try:
             # that exchange has the lock, and nothing else changes what is needed here
             with contextlib.nullcontext() if call.runs_beside else self._passes.state.lock:
-                gatherer, asked = self._prepare(gather, way, source, target, vote, found)
+                if gather.gatherer is None:
+                    gather.gatherer = self._make(comm, target.numel(), kernels)
+                asked = self._take_up(gather, kernels, source, vote, found)
                 sent, received = comm.bytes_sent()["gather"], comm.bytes_received()["gather"]
-                gather.run(gatherer, source, target, way.kernels, asked, found)
+                gather.run(gather.gatherer, source, target, kernels, asked, found)
                 self._passes.recorder.add_gather(
                     comm.bytes_sent()["gather"] - sent,
                     comm.bytes_received()["gather"] - received,
@@ -251,14 +238,11 @@ class AllGather(waits.FsdpComm):
         elif failure is not None:
             raise failure
 
-    def _prepare(
-        self, gather: Gathers, way: Way, source: torch.Tensor, target: torch.Tensor, vote: int, found: str
-    ) -> tuple[Gatherer, int]:
-        """Makes the gatherer, and the replica that was loaded. Collective. Returns (gatherer, what of the
-        vote counts for the gather itself)."""
-        comm, kernels = way.comm, way.kernels
-        if gather.gatherer is None:
-            gather.gatherer = self._make(comm, target.numel(), kernels)
+    def _take_up(
+        self, gather: Gathers, kernels: Kernels | None, source: torch.Tensor, vote: int, found: str
+    ) -> int:
+        """Puts the replica together that was loaded. Collective. Returns what of the vote counts for the
+        gather itself."""
         asked = vote & (CHANGED | RESET)
         if vote & _LOADED:
             loaded, self._loaded = self._loaded, None
@@ -272,7 +256,7 @@ class AllGather(waits.FsdpComm):
                     "tagc: parameters are not those that were saved with the replicas of deltas, on some "
                     "rank: the next gather sends them whole"
                 )
-        return gather.gatherer, asked
+        return asked
 
     def _vote_loaded(self, loaded: Replica, source: torch.Tensor) -> tuple[int, str]:
         changed = fingerprint(source, loaded.sent) != loaded.sent

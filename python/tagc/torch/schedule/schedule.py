@@ -18,11 +18,10 @@ import torch
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange.comm import Comm
-from tagc.torch.exchange.interfaces import Exchanged, Kinds
-from tagc.torch.exchange.layout import Layout, Parameter, Part
+from tagc.torch.exchange.interfaces import Kinds
+from tagc.torch.exchange.layout import Parameter
 from tagc.torch.schedule.adapt import Memory
-from tagc.torch.schedule.options import EVERY_VALUE, Settings, constants
-from tagc.torch.schedule.samples import Sample, Samples
+from tagc.torch.schedule.options import Settings, constants
 
 FRESH, EVERY, LARGEST, LAST = (lib.LEVELS[level] for level in ("fresh", "every", "largest", "last"))
 # what the optimizer has of a first moment
@@ -71,7 +70,6 @@ class Schedule:
         }
         self._names = list(self._kinds)
         self._numbers = {name: i for i, name in enumerate(self._names)}
-        self._samples = Samples({name: i for name, i in self._numbers.items() if self._has_levels[name]})
         self._groups: dict[tuple[int, ...], int] = {}  # ranks -> their number
         self.pools = bool(wrapper.deciders())  # whether pool() is to be called
         self._seen: dict[int, lib.ScheduleSums] = {}  # number of a parameter -> sums that wait for pool()
@@ -110,13 +108,6 @@ class Schedule:
         """Returns name -> level, of all parameters that have levels."""
         return {name: self.plan({name: 1}).level for name in self._names if self._has_levels[name]}
 
-    def fields(self, part: Part, dtype: torch.dtype) -> dict[str, Any]:
-        """Returns fields of tagc_reducer_options for a part of a layout with gradients of dtype."""
-        if not self._options.has_levels(part.kind):
-            return self._options.reducer(part.kind, dtype)
-        plan = self.plan(part.weights)
-        return self._options.direct(plan.values, plan.sparsity, plan.block)
-
     def model_options(
         self, parameters: Sequence[Parameter], dtype: torch.dtype
     ) -> tuple[lib.ModelOptions, dict[str, str], object]:
@@ -137,22 +128,6 @@ class Schedule:
         if all(kinds[p.name] == "dense" or p.name in self._numbers for p in parameters):
             options.schedule.follows, options.schedule.numbers = self._handle, numbers
         return options, kinds, (fields, numbers)
-
-    def has_levels(self, kind: str) -> bool:
-        """Returns whether parameters of that class go from level to level."""
-        return self._options.has_levels(kind)
-
-    def largest(self, part: Part, dtype: torch.dtype) -> list[dict[str, Any]]:
-        """Returns fields() of what may need most memory: each level's, with the largest share of values that
-        it can have."""
-        last = self._options.reducer(part.kind, dtype)
-        if not self.has_levels(part.kind):
-            return [last]
-        levels = [("int8", 0.0)] if self._is_fresh else []
-        more = constants().most_share
-        levels += [EVERY_VALUE, ("int4", 1 - more * constants().largest_share)]
-        most = max(0.0, 1 - more * (1 - last["sparsity"]))
-        return [self._options.direct(*level) for level in levels] + [{**last, "sparsity": most}]
 
     def memories(self) -> dict[str, Memory]:
         """Returns how long moments are to be, of every parameter whose Adam should have betas of its own."""
@@ -226,35 +201,9 @@ class Schedule:
         if self._kinds:
             self._losses.append(torch.as_tensor(loss).detach().float().mean())
 
-    def look(self, comm: Comm, layout: Layout, gradient: torch.Tensor, unit: Exchanged) -> None:
-        """Looks at a gradient before unit.reduce() of it."""
-        full = self._add(layout, gradient)
-        if full:
-            sums = (lib.ScheduleSums * len(full))()
-            lib.call(
-                "tagc_schedule_take", self._handle, (ctypes.c_uint32 * len(full))(*full), len(full), sums
-            )
-            self.note(comm, layout, full, sums, unit.squares(layout, gradient))
-
-    def note(
-        self,
-        comm: Comm,
-        layout: Layout,
-        full: Sequence[int],
-        sums: Iterable[lib.ScheduleSums],
-        squares: Iterable[tuple[float, float]],
-    ) -> None:
-        """Keeps this rank's sums of windows that are full, until meet() or pool(). squares: of each part's
-        residual and gradient. comm: over which the exchange is."""
-        sums_of = dict(zip(full, sums))
-        for part, (residual, squared) in zip(layout.parts, squares):
-            for name in part.weights:
-                if (known := sums_of.get(self._numbers.get(name, -1))) is not None:
-                    known.residual, known.gradient = residual, squared
-        self.keep(comm, sums_of)
-
     def keep(self, comm: Comm, sums: dict[int, lib.ScheduleSums]) -> None:
-        """As note(), of sums that have these squares."""
+        """Keeps this rank's sums of windows that are full, until meet() or pool(). comm: over which the
+        exchange is."""
         if self.pools:
             self._seen |= sums
         else:
@@ -280,10 +229,6 @@ class Schedule:
         """Drops what was noted in a pass that failed."""
         self._noted = []
 
-    def sampling(self, layout: Layout) -> tuple[ctypes.c_void_p, Sample]:
-        """Returns libtagc's schedule, and what it samples of a gradient in CPU memory."""
-        return self._handle, self._samples.of(layout, torch.device("cpu"))
-
     def pool(self, comms: Sequence[Comm]) -> int:
         """Adds up what all ranks have seen since the last call. comms: of the deciders. Collective: call it
         after the same exchanges on all ranks. Returns the bytes that this rank sent."""
@@ -303,26 +248,6 @@ class Schedule:
         full = [number for number, row in enumerate(rows) if row[0]]
         self._see(full, pooled[:3] + [value for number in full for value in rows[number][1:]], 0)
         return n_bytes
-
-    def _add(self, layout: Layout, gradient: torch.Tensor) -> list[int]:
-        """Adds samples of one exchange. Returns the numbers of parameters whose windows are full."""
-        sample = self._samples.of(layout, gradient.device)
-        n = len(sample.numbers)
-        if n == 0:
-            return []
-        values = gradient.index_select(0, sample.places).float().cpu()
-        full, n_full = (ctypes.c_uint32 * n)(), ctypes.c_size_t()
-        lib.call(
-            "tagc_schedule_add",
-            self._handle,
-            (ctypes.c_uint32 * n)(*sample.numbers),
-            (ctypes.c_uint32 * n)(*sample.counts),
-            n,
-            values.data_ptr(),
-            full,
-            ctypes.byref(n_full),
-        )
-        return full[: n_full.value]
 
     def _take_losses(self) -> lib.ScheduleLosses:
         losses, self._losses = self._losses, []
