@@ -1,12 +1,10 @@
 /* tagc bench: measures link, memory and codec, and whether compression makes training faster here.
  *
  *   cli/bench.c    options, and the order of the parts
- *   link.c         the link, measured by planning/measure
+ *   link.c         the link; mpi.c: plain MPI
  *   exchanges.c    each exchange alone: the share of the link that it fills
  *   codec.c        the time of memory alone, and the codec compared with it
- *   check.c        memory and options of the arms, before the first of them runs
  *   rounds.c       iterations of the real engine; the arms take turns
- *   report.c       their tables and the result
  *   advice.c       the recommendation
  *
  * Every part is collective. All ranks get the same figures and decide alike; rank 0 prints and keeps the result. */

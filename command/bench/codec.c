@@ -1,43 +1,258 @@
-/* tagc bench --only floor and codec: chooses the exchanges and flats to measure, and prints the table. */
+/* tagc bench --only floor and codec: memory alone (the floor), and selecting, indexing, encoding and decoding, of the exchanges and
+ * flats of the arms.
+ *
+ * The floor is the least work of error feedback: read a gradient and a residual, write the residual. The codec is timed
+ * in reducers of all ranks at once; waiting for the wire is a phase of its own. Codes of parameters need no other rank: a
+ * shard is encoded and a unit decoded in memory. Gradients are normal * exp(normal), whose tail is as heavy as in training,
+ * and new at every step. Each turn times the floor, too, so that ratios compare measurements close in time. */
 #include "bench/bench.h"
 
+#include "codec/bf16.h"
+#include "codec/delta.h"
+#include "codec/exponents.h"
+#include "core/clock.h"
+#include "core/measure.h"
+#include "core/memory.h"
 #include "core/status.h"
 #include "exchange/options.h"
+#include "exchange/reducer.h"
 #include "launch/human.h"
-#include "measure/codec.h"
+#include "launch/over_ranks.h"
 #include "plan/plan.h"
 #include <stdlib.h>
+#include <string.h>
 
-enum { MAX_SETTINGS = 64, MAX_SIZES = 3, LEAST_ELEMS = 1 << 14 };
+enum {
+    N_TURNS = 3,
+    FLOOR_LEAST = 1 << 22,
+    FLOOR_MOST = 1 << 25,
+    MAX_SETTINGS = 64,
+    MAX_SIZES = 3,
+    LEAST_ELEMS = 1 << 14
+};
 
-static const double dense_s =
-    0.5; /* longest time on the wire of a dense step; its codec treats all values alike, so a smaller flat will do */
+static const double long_s = 1.5; /* a step that takes longer is timed once */
+/* Longest time on the wire of a dense step; its codec treats all values alike, so a smaller flat will do. */
+static const double dense_s = 0.5;
 
 /* ---- the floor ---- */
 
-static tagc_status measure_floor(tagc_bench *bench, tagc_floor *f) {
-    int n_threads = (int)bench->plan->options.train.codec_threads;
+typedef struct memory_floor {
+    tagc_pool *pool;
+    float *gradient, *residual; /* (n) */
+    size_t n;
+} memory_floor;
+
+static void close_floor(memory_floor *f) {
+    tagc_memory_destroy(f->gradient);
+    tagc_memory_destroy(f->residual);
+    tagc_pool_destroy(f->pool);
+}
+
+static int n_threads(const tagc_bench *bench) {
+    return (int)bench->plan->options.train.codec_threads;
+}
+
+static tagc_status open_floor(const tagc_bench *bench, memory_floor *f) {
+    void *memory;
+    uint64_t n = tagc_gpt2_n_params(&bench->plan->model) / 4;
+    f->n = n < FLOOR_LEAST ? FLOOR_LEAST : n > FLOOR_MOST ? FLOOR_MOST : (size_t)n; /* larger than caches */
+    TAGC_TRY(tagc_memory_create(f->n * sizeof(float), "gradient", &memory));
+    f->gradient = memory;
+    TAGC_TRY(tagc_memory_create(f->n * sizeof(float), "residual", &memory));
+    f->residual = memory;
+    TAGC_TRY(tagc_pool_create(n_threads(bench), &f->pool));
+    tagc_time_floor(f->pool, f->gradient, f->residual, f->residual, f->n);
+    return TAGC_OK;
+}
+
+/* Seconds per element, mean over ranks, which all run at once. */
+static tagc_status floor_time(tagc_comm *comm, memory_floor *f, double *s_per_elem) {
+    TAGC_TRY(tagc_comm_barrier(comm));
+    *s_per_elem = tagc_time_floor(f->pool, f->gradient, f->residual, f->residual, f->n) / (double)f->n;
+    return tagc_mean_over_ranks(comm, s_per_elem, 1);
+}
+
+static tagc_status measure_floor(tagc_bench *bench, memory_floor *f) {
+    double times[2 * N_TURNS + 1];
     char n_elems[16];
-    TAGC_TRY(tagc_floor_open(bench->rank->comm, tagc_gpt2_n_params(&bench->plan->model), n_threads, f));
-    TAGC_TRY(tagc_floor_measure(f, &bench->floor_s_per_elem));
+    TAGC_TRY(open_floor(bench, f));
+    for (int i = 0; i < 2 * N_TURNS + 1; i++) TAGC_TRY(floor_time(bench->rank->comm, f, &times[i]));
+    bench->floor_s_per_elem = tagc_result_spread_of(times, 2 * N_TURNS + 1).median;
     double bytes_per_s = 12 / bench->floor_s_per_elem;
     tagc_bench_say(
         bench,
         "\nMemory floor: %.2f GB/s per rank, all ranks at once, %d thread%s each (read, read and write %s"
         " values)\n",
-        1e-9 * bytes_per_s, n_threads, n_threads > 1 ? "s" : "", tagc_human((double)f->n, n_elems));
+        1e-9 * bytes_per_s, n_threads(bench), n_threads(bench) > 1 ? "s" : "",
+        tagc_human((double)f->n, n_elems));
     tagc_bench_put(bench, "floor",
-                   json_pack("{s:i, s:I, s:o}", "n_threads", n_threads, "n_elems", (json_int_t)f->n,
+                   json_pack("{s:i, s:I, s:o}", "n_threads", n_threads(bench), "n_elems", (json_int_t)f->n,
                              "bytes_per_s", tagc_json_real(bytes_per_s)));
     return TAGC_OK;
 }
 
 tagc_status tagc_bench_floor(tagc_bench *bench) {
-    tagc_floor f = {0};
+    memory_floor f = {0};
     tagc_status status = measure_floor(bench, &f);
     tagc_rank_finish(bench->rank, status);
-    tagc_floor_close(&f);
+    close_floor(&f);
     return status;
+}
+
+/* ---- one reducer ---- */
+
+typedef struct codec_time {
+    uint64_t n_elems, n_union,
+        n_returned; /* the last two: of the last step; 0 if the exchange does not count it */
+    double n_sent;  /* by one rank in that step, mean over ranks */
+    double phase_s[TAGC_N_PHASES], to_floor[TAGC_N_PHASES], total_to_floor;
+} codec_time;
+
+typedef struct codec_bench {
+    tagc_bench *bench;
+    json_t *list; /* of the result */
+    memory_floor floor;
+    float *gradient, *output; /* (n_most) */
+    uint8_t *body;            /* of a gather of n_most_gathered elements */
+    uint64_t seed;
+    uint64_t n_most, n_most_gathered;
+} codec_bench;
+
+/* One step with a new gradient. Phases and values sent are means over ranks; total_s: of the slowest. */
+static tagc_status time_step(codec_bench *c, tagc_reducer *reducer, uint64_t n_elems,
+                             tagc_reducer_stats *stats, double *n_sent) {
+    tagc_comm *comm = c->bench->rank->comm;
+    tagc_fill_gradient(c->gradient, n_elems, &c->seed);
+    tagc_reducer_stats_init(stats);
+    TAGC_TRY(tagc_comm_barrier(comm));
+    TAGC_TRY(tagc_reducer_run(reducer, c->gradient, reducer->n_given, c->output,
+                              tagc_reducer_given_output(reducer), stats));
+    *n_sent = (double)stats->n_sent;
+    TAGC_TRY(tagc_mean_over_ranks(comm, n_sent, 1));
+    TAGC_TRY(tagc_mean_over_ranks(comm, stats->time_s, TAGC_N_PHASES));
+    return tagc_max_over_ranks(comm, &stats->total_s, 1);
+}
+
+static tagc_status time_reducer(codec_bench *c, tagc_reducer *reducer, codec_time *result) {
+    double phases[TAGC_N_PHASES][N_TURNS], ratios[TAGC_N_PHASES + 1][N_TURNS];
+    tagc_reducer_stats step;
+    TAGC_TRY(time_step(c, reducer, result->n_elems, &step, &result->n_sent)); /* the residual is empty here */
+    int n_turns = step.total_s > long_s ? 1 : N_TURNS;
+    for (int turn = 0; turn < n_turns; turn++) {
+        double floor_s, total = 0;
+        TAGC_TRY(floor_time(c->bench->rank->comm, &c->floor, &floor_s));
+        TAGC_TRY(time_step(c, reducer, result->n_elems, &step, &result->n_sent));
+        for (int phase = 0; phase < TAGC_N_PHASES; phase++) {
+            phases[phase][turn] = step.time_s[phase];
+            ratios[phase][turn] = step.time_s[phase] / (floor_s * (double)result->n_elems);
+            if (phase != TAGC_PHASE_WAIT) total += ratios[phase][turn];
+        }
+        ratios[TAGC_N_PHASES][turn] = total;
+    }
+    for (int phase = 0; phase < TAGC_N_PHASES; phase++) {
+        result->phase_s[phase] = tagc_result_spread_of(phases[phase], n_turns).median;
+        result->to_floor[phase] = tagc_result_spread_of(ratios[phase], n_turns).median;
+    }
+    result->total_to_floor = tagc_result_spread_of(ratios[TAGC_N_PHASES], n_turns).median;
+    result->n_union = step.n_union;
+    result->n_returned = step.n_returned;
+    return TAGC_OK;
+}
+
+static tagc_status measure_reducer(codec_bench *c, const tagc_reducer_options *options, codec_time *out) {
+    tagc_rank *rank = c->bench->rank;
+    tagc_reducer *reducer = NULL;
+    *out = (codec_time){.n_elems = options->n_elems};
+    TAGC_TRY(tagc_reducer_create(rank->comm, options, &reducer));
+    tagc_status status = time_reducer(c, reducer, out);
+    tagc_rank_finish(rank, status);
+    tagc_reducer_destroy(reducer);
+    return status;
+}
+
+/* ---- codes of parameters ---- */
+
+enum { CHUNK = TAGC_EXPONENTS_CHUNK };
+
+static size_t lossless_bytes(size_t n) {
+    return (n + CHUNK - 1) / CHUNK * (tagc_exponents_max_bytes(CHUNK) + sizeof(uint32_t));
+}
+
+/* Chunks, each behind its length, as the gatherer has them. */
+static void encode_lossless(const float *values, uint8_t *body, size_t n) {
+    uint16_t halves[CHUNK];
+    for (size_t at = 0; at < n; at += CHUNK) {
+        size_t n_now = n - at < CHUNK ? n - at : CHUNK;
+        tagc_bf16_narrow(values + at, halves, n_now);
+        uint32_t n_bytes = (uint32_t)tagc_exponents_encode(halves, n_now, body + sizeof n_bytes);
+        memcpy(body, &n_bytes, sizeof n_bytes);
+        body += sizeof n_bytes + n_bytes;
+    }
+}
+
+static void decode_lossless(const uint8_t *body, float *values, size_t n) {
+    uint16_t halves[CHUNK];
+    for (size_t at = 0; at < n; at += CHUNK) {
+        size_t n_now = n - at < CHUNK ? n - at : CHUNK;
+        uint32_t n_bytes;
+        memcpy(&n_bytes, body, sizeof n_bytes);
+        (void)tagc_exponents_decode(body + sizeof n_bytes, n_bytes, halves, n_now); /* made here */
+        tagc_bf16_widen(halves, values + at, n_now);
+        body += sizeof n_bytes + n_bytes;
+    }
+}
+
+/* The engine's replica is fp32: it computes with it. */
+static double time_code(int kind, const float *values, float *replica, uint8_t *body, size_t n, int decodes) {
+    static const int bits_of[TAGC_N_GATHER_KINDS] = {
+        [TAGC_GATHER_INT8] = 8, [TAGC_GATHER_DELTA8] = 8, [TAGC_GATHER_DELTA4] = 4, [TAGC_GATHER_DELTA2] = 2};
+    int is_delta = kind >= TAGC_GATHER_DELTA8, bits = bits_of[kind];
+    double start_s = tagc_clock_s();
+    if (kind == TAGC_GATHER_LOSSLESS && decodes)
+        decode_lossless(body, replica, n);
+    else if (kind == TAGC_GATHER_LOSSLESS)
+        encode_lossless(values, body, n);
+    else if (!decodes)
+        (void)tagc_delta_encode_part(bits, values, is_delta ? replica : NULL, sizeof *replica, n, 0, n, body);
+    else if (is_delta)
+        tagc_delta_apply_part(bits, body, replica, sizeof *replica, n, 0, n);
+    else
+        tagc_delta_decode(bits, body, replica, n);
+    return tagc_clock_s() - start_s;
+}
+
+/* The time is the mean over ranks, which all run at once. */
+static tagc_status measure_gather(codec_bench *c, int kind, uint64_t n_elems, codec_time *out) {
+    tagc_comm *comm = c->bench->rank->comm;
+    double times[2][N_TURNS], ratios[2][N_TURNS], total[N_TURNS];
+    size_t n_unit = (size_t)n_elems, n_shard = n_unit / (size_t)c->bench->rank->world_size;
+    *out = (codec_time){.n_elems = n_elems, .n_sent = (double)n_elems};
+    static const int phases[] = {TAGC_PHASE_ENCODE, TAGC_PHASE_DECODE};
+    tagc_fill_gradient(c->gradient, n_elems, &c->seed);
+    memset(c->output, 0, n_unit * sizeof *c->output);
+    for (int turn = -1; turn < N_TURNS; turn++) {
+        double floor_s, spent_s[2];
+        TAGC_TRY(floor_time(comm, &c->floor, &floor_s));
+        (void)time_code(kind, c->gradient, c->output, c->body, n_unit, 0); /* makes the bodies to decode */
+        TAGC_TRY(tagc_comm_barrier(comm));
+        spent_s[1] = time_code(kind, NULL, c->output, c->body, n_unit, 1);
+        spent_s[0] = time_code(kind, c->gradient, c->output, c->body, n_shard, 0);
+        TAGC_TRY(tagc_mean_over_ranks(comm, spent_s, 2));
+        if (turn < 0) continue;
+        total[turn] = 0;
+        for (int k = 0; k < 2; k++) {
+            times[k][turn] = spent_s[k];
+            ratios[k][turn] = spent_s[k] / (floor_s * (double)n_unit);
+            total[turn] += ratios[k][turn];
+        }
+    }
+    for (int k = 0; k < 2; k++) {
+        out->phase_s[phases[k]] = tagc_result_spread_of(times[k], N_TURNS).median;
+        out->to_floor[phases[k]] = tagc_result_spread_of(ratios[k], N_TURNS).median;
+    }
+    out->total_to_floor = tagc_result_spread_of(total, N_TURNS).median;
+    return TAGC_OK;
 }
 
 /* ---- which exchanges, on which flats ---- */
@@ -57,8 +272,8 @@ typedef struct setting {
 typedef struct setting_list {
     int n;
     setting items[MAX_SETTINGS];
-    flat_size gathers
-        [TAGC_N_GATHER_KINDS]; /* the largest flat gathered so, and the number of such flats; 0: none */
+    /* The largest flat gathered so, and the number of such flats; 0: none. */
+    flat_size gathers[TAGC_N_GATHER_KINDS];
 } setting_list;
 
 static uint64_t weight(const flat_size *size) {
@@ -129,12 +344,6 @@ static tagc_status add_arm(setting_list *list, const tagc_bench *bench, const ta
 
 /* ---- the table ---- */
 
-typedef struct codec_table {
-    tagc_bench *bench;
-    tagc_codec_bench codec;
-    json_t *list;
-} codec_table;
-
 static const char *const indexes[] = {"or", "sum4", "sum1"};
 
 static void describe(const tagc_reducer_options *o, char what[48]) {
@@ -150,8 +359,8 @@ static void describe(const tagc_reducer_options *o, char what[48]) {
 }
 
 /* Prints one line, and adds what all entries have to the members of `about`. */
-static void add_entry(codec_table *c, const char *what, const char *sparsity, int n_flats,
-                      const tagc_codec_time *r, json_t *about) {
+static void add_entry(codec_bench *c, const char *what, const char *sparsity, int n_flats,
+                      const codec_time *r, json_t *about) {
     char n_elems[16];
     double total_s = 0;
     tagc_bench_say(c->bench, "  %-18s %8s %8s x %-4d", what, sparsity,
@@ -169,7 +378,7 @@ static void add_entry(codec_table *c, const char *what, const char *sparsity, in
     json_array_append_new(c->list, about);
 }
 
-static void report(codec_table *c, const setting *s, int n_flats, const tagc_codec_time *r) {
+static void report(codec_bench *c, const setting *s, int n_flats, const codec_time *r) {
     const tagc_reducer_options *o = &s->options;
     char what[48], sparsity[16] = "-";
     int is_dense = tagc_reducer_options_are_whole(o),
@@ -213,18 +422,19 @@ static void shorten(const tagc_bench *bench, setting *s) {
     s->n_sizes = n;
 }
 
-static tagc_status time_size(codec_table *c, const setting *s, const flat_size *size) {
+static tagc_status time_size(codec_bench *c, const setting *s, const flat_size *size) {
     tagc_reducer_options options = s->options;
-    tagc_codec_time time;
+    codec_time time;
     options.n_elems = size->n_elems;
-    TAGC_TRY(tagc_measure_reducer(&c->codec, &options, &time));
+    options.tag = UINT64_MAX;
+    TAGC_TRY(measure_reducer(c, &options, &time));
     report(c, s, size->n_flats, &time);
     return TAGC_OK;
 }
 
-static tagc_status time_gather(codec_table *c, int kind, const flat_size *size) {
-    tagc_codec_time time;
-    TAGC_TRY(tagc_measure_gather(&c->codec, kind, size->n_elems, &time));
+static tagc_status time_gather(codec_bench *c, int kind, const flat_size *size) {
+    codec_time time;
+    TAGC_TRY(measure_gather(c, kind, size->n_elems, &time));
     char what[48];
     snprintf(what, sizeof what, "gather %s", tagc_gather_choices[kind].name);
     json_t *about =
@@ -237,35 +447,48 @@ static tagc_status time_gather(codec_table *c, int kind, const flat_size *size) 
 
 /* ---- the part ---- */
 
-static tagc_status find_settings(const tagc_bench *bench, setting_list *list, tagc_codec_setup *setup) {
+static tagc_status find_settings(codec_bench *c, setting_list *list) {
+    const tagc_bench *bench = c->bench;
     for (int i = 0; i < bench->plan->n_arms; i++) {
         const tagc_arm *arm = &bench->plan->arms[i];
         tagc_status status = add_arm(list, bench, arm);
         if (status != TAGC_OK) return tagc_fail_in(status, "arm %s", arm->name);
     }
     for (int kind = TAGC_GATHER_LOSSLESS; kind < TAGC_N_GATHER_KINDS; kind++)
-        if (list->gathers[kind].n_elems > setup->n_most_gathered)
-            setup->n_most_gathered = list->gathers[kind].n_elems;
-    setup->n_most = setup->n_most_gathered;
+        if (list->gathers[kind].n_elems > c->n_most_gathered)
+            c->n_most_gathered = list->gathers[kind].n_elems;
+    c->n_most = c->n_most_gathered;
     for (int i = 0; i < list->n; i++) {
         shorten(bench, &list->items[i]);
         for (int k = 0; k < list->items[i].n_sizes; k++)
-            if (list->items[i].sizes[k].n_elems > setup->n_most)
-                setup->n_most = list->items[i].sizes[k].n_elems;
+            if (list->items[i].sizes[k].n_elems > c->n_most) c->n_most = list->items[i].sizes[k].n_elems;
     }
     return TAGC_OK;
 }
 
-static tagc_status measure_codec(codec_table *c, setting_list *list) {
-    tagc_bench *bench = c->bench;
-    tagc_codec_setup setup = {.n_params = tagc_gpt2_n_params(&bench->plan->model),
-                              .n_threads = (int)bench->plan->options.train.codec_threads,
-                              .n_here = bench->hosts.n_here};
-    TAGC_TRY(find_settings(bench, list, &setup));
-    TAGC_TRY(tagc_codec_bench_open(bench->rank, &setup, &c->codec));
+static tagc_status open_codec(codec_bench *c) {
+    void *memory = NULL;
+    c->seed = (uint64_t)c->bench->rank->rank + 1;
+    TAGC_TRY(tagc_check_memory("measuring the codec", 6 * c->n_most * sizeof(float), c->bench->hosts.n_here));
+    TAGC_TRY(tagc_memory_create(c->n_most * sizeof(float), "gradient", &memory));
+    c->gradient = memory;
+    TAGC_TRY(tagc_memory_create(c->n_most * sizeof(float), "output", &memory));
+    c->output = memory;
+    if (c->n_most_gathered > 0) {
+        size_t n_bytes = lossless_bytes(c->n_most_gathered); /* the longest of all */
+        TAGC_TRY(tagc_memory_create(n_bytes, "a body", &memory));
+        c->body = memory;
+    }
+    return open_floor(c->bench, &c->floor);
+}
+
+static tagc_status measure_codec(codec_bench *c, setting_list *list) {
+    TAGC_TRY(find_settings(c, list));
+    TAGC_TRY(open_codec(c));
     tagc_bench_say(
-        bench, "\nCodec, times of the floor for as many values\n  %-18s %8s %15s %7s %7s %7s %7s %7s %12s\n",
-        "", "sparsity", "values", "select", "index", "encode", "decode", "all", "");
+        c->bench,
+        "\nCodec, times of the floor for as many values\n  %-18s %8s %15s %7s %7s %7s %7s %7s %12s\n", "",
+        "sparsity", "values", "select", "index", "encode", "decode", "all", "");
     for (int i = 0; i < list->n; i++)
         for (int k = 0; k < list->items[i].n_sizes; k++)
             TAGC_TRY(time_size(c, &list->items[i], &list->items[i].sizes[k]));
@@ -275,12 +498,15 @@ static tagc_status measure_codec(codec_table *c, setting_list *list) {
 }
 
 tagc_status tagc_bench_codec(tagc_bench *bench) {
-    codec_table c = {.bench = bench, .list = json_array()};
+    codec_bench c = {.bench = bench, .list = json_array()};
     setting_list *list = calloc(1, sizeof *list);
     tagc_status status =
         list ? measure_codec(&c, list) : tagc_fail(TAGC_ERR_MEMORY, "out of memory for a list of exchanges");
     tagc_rank_finish(bench->rank, status);
-    tagc_codec_bench_close(&c.codec);
+    close_floor(&c.floor);
+    tagc_memory_destroy(c.gradient);
+    tagc_memory_destroy(c.output);
+    tagc_memory_destroy(c.body);
     free(list);
     if (status == TAGC_OK)
         tagc_bench_put(bench, "codec", c.list);

@@ -24,6 +24,10 @@ extern const tagc_entry tagc_entry_train, tagc_entry_bench, tagc_entry_compare, 
 /* Parses the words, calls the command's `run` and returns its exit code; or prints help, or what is wrong with the words. */
 int tagc_entry_run(const tagc_entry *entry, int argc, char **argv);
 
+/* tagc help --man, --bash and --zsh: a man page and completions, from the tables that parse the options. Returns 0 if `word` is none
+ * of the three. */
+int tagc_manual_print(const char *word, const tagc_entry *const entries[], int n_entries, FILE *out);
+
 /* Prints the last failure as one of usage and returns its exit code. */
 int tagc_command_refuse(const tagc_command *command);
 

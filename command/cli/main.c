@@ -1,9 +1,9 @@
 /* The tagc command: looks at its first word and hands over. */
 #include "blas/blas.h"
 #include "cli/commands.h"
-#include "cli/manual.h"
-#include "cli/version.h"
 #include "core/cpu.h"
+#include "exchange/registry.h"
+#include "files/result_file.h"
 #include "launch/ranks.h"
 #include "tagc/tagc.h"
 #include <fcntl.h>
@@ -73,6 +73,37 @@ static void print_help(FILE *out) {
                  "  tagc generate --from runs/first --prompt \"Once \"\n");
 }
 
+static void print_parts(FILE *out) {
+    const char *const *part = tagc_fenced_parts;
+    const char *before = " ";
+    fputs("parts:", out);
+    for (; *part; part++, before = ", ") fprintf(out, "%s%s", before, *part);
+    if (TAGC_HAVE_MPI)
+        fprintf(out, "%smpi", before);
+    else if (part == tagc_fenced_parts)
+        fputs(" none", out);
+    fputc('\n', out);
+}
+
+/* This build, and what it computes with here. 0: word is not of it. */
+static int print_version(const char *word, FILE *out) {
+    int is_short = strcmp(word, "-V") == 0 || strcmp(word, "--version") == 0;
+    const char *commit = tagc_origin_commit();
+    tagc_blas_about blas;
+    if (!is_short && strcmp(word, "version") != 0) return 0;
+    fprintf(out, "tagc %s", tagc_version());
+    if (is_short) {
+        fputc('\n', out);
+        return 1;
+    }
+    tagc_blas_describe(&blas);
+    fprintf(out, ", commit %s\n", commit ? commit : "unknown");
+    print_parts(out);
+    fprintf(out, "processor: %s\nproducts: %s, kernel %s\n", tagc_cpu_name(tagc_cpu_best()), blas.name,
+            blas.kernel);
+    return 1;
+}
+
 /* Where a standard stream is closed, the next file opened would take its place, and what is printed would
  * land in that file. */
 static void fill_standard_streams(void) {
@@ -105,7 +136,7 @@ static int run(int argc, char **argv) {
             "\".[report]\", then tagc-report PATH... --out report.html");
         return TAGC_EXIT_USAGE;
     }
-    if (tagc_version_print(word, stdout)) return TAGC_EXIT_OK;
+    if (print_version(word, stdout)) return TAGC_EXIT_OK;
     if (strcmp(word, "help") == 0 || strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
         print_help(stdout);
         return TAGC_EXIT_OK;

@@ -1,6 +1,6 @@
 /* What `make install` puts beside the command: tagc.1, and completions of bash and zsh. Nobody writes them by hand, so they list
  * what the command takes. */
-#include "cli/manual.h"
+#include "cli/commands.h"
 
 #include "tagc/tagc.h"
 #include <stdlib.h>

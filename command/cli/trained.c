@@ -5,9 +5,9 @@
 #include "fsdp/checkpoint.h"
 #include "gpt2/shards.h"
 #include "launch/hosts.h"
-#include "measure/memory.h"
 #include "options/saved_options.h"
 #include "options/train_options.h"
+#include "plan/plan.h"
 #include "train/engine.h"
 #include <dirent.h>
 #include <stdlib.h>
@@ -62,11 +62,10 @@ static tagc_status create_engine(tagc_rank *rank, const tagc_fsdp_options *engin
     tagc_setup setup = {.model = trained->model,
                         .world_size = rank->world_size,
                         .n_hosts = 1,
-                        .placement = tagc_placement_of_sharding(engine->sharding),
                         .engine = *engine,
                         .union_density = -1};
     TAGC_TRY(tagc_ranks_here(rank, &n_here));
-    TAGC_TRY(tagc_memory_check_setup(trained->path, &setup, n_here));
+    TAGC_TRY(tagc_plan_check_memory(trained->path, &setup, n_here));
     return tagc_engine_create(rank, &trained->model, engine, &trained->fsdp);
 }
 

@@ -49,9 +49,6 @@ typedef struct tagc_cluster_plan {
 /* Its values are the members of a tagc_cluster. */
 extern const tagc_command tagc_cluster_command;
 
-/* Whether `text` is a model of this plan: one of its names, or a size as 7b. */
-int tagc_cluster_is_model(const char *text);
-
 /* Reads what was parsed into parsed->values, a tagc_cluster. TAGC_ERR_ARGUMENT names option, value and what is allowed. */
 tagc_status tagc_cluster_read(const tagc_parsed *parsed);
 

@@ -50,7 +50,7 @@ static const char *seconds_text(double seconds, char text[CELL]) {
 int tagc_cluster_calls(const tagc_cluster *c, const tagc_times_row *row,
                        char lines[TAGC_CLUSTER_MAX_CALLS][TAGC_CLUSTER_CALL_CHARS]) {
     const tagc_strategy *s = row->strategy;
-    int n = 0, is_near = s->placement == TAGC_PLACE_HYBRID, selects = s->level == TAGC_LEVEL_LAST;
+    int n = 0, is_near = s->sharding == TAGC_SHARD_HYBRID, selects = s->level == TAGC_LEVEL_LAST;
     const size_t most = TAGC_CLUSTER_CALL_CHARS;
     snprintf(lines[n++], most, "import tagc.torch as tagc");
     if (is_near)

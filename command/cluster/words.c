@@ -1,11 +1,11 @@
 /* The options of a plan by size, and what they mean. */
 #include "cluster/cluster.h"
 
-#include "options/quantity.h"
 #include "sizes/catalogue.h"
 #include "tagc/blocks.h"
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #define AT(field) offsetof(tagc_cluster_values, field)
 
@@ -92,6 +92,34 @@ const tagc_command tagc_cluster_command = {
     .options = rows,
     .n_options = N_ROWS};
 
+/* ---- numbers with a unit: 10gbit, 50us, 7b ---- */
+
+typedef struct unit {
+    const char *name;
+    double factor;
+} unit;
+
+/* A number and one of the units, in any case: `least` to 1e15 of the unit with factor 1. 0 if text is something else. */
+static int read_number(const char *text, const unit *units, double least, double *out) {
+    char *end;
+    if (!*text || strlen(text) >= 32 || !strchr("0123456789.", text[0])) return 0;
+    double value = strtod(text, &end);
+    /* strtod takes hexadecimal numbers, too. */
+    if (strspn(text, "+-.0123456789eE") < (size_t)(end - text)) return 0;
+    for (; units->name; units++)
+        if (strcasecmp(end, units->name) == 0) {
+            *out = value * units->factor;
+            return *out >= least && *out <= 1e15;
+        }
+    return 0;
+}
+
+static const unit rate_units[] = {{"kbit", 1e3}, {"mbit", 1e6}, {"gbit", 1e9}, {"tbit", 1e12}, {NULL, 0}};
+static const unit time_units[] = {{"us", 1e-6}, {"ms", 1e-3}, {"s", 1}, {NULL, 0}};
+
+static const unit size_units[] = {{"", 1},    {"k", 1e3},  {"m", 1e6}, {"b", 1e9},
+                                  {"g", 1e9}, {"t", 1e12}, {NULL, 0}};
+
 /* An Ethernet frame of 1538 bytes on the line carries 1448 of TCP's. */
 double tagc_cluster_payload(double bits_per_s) {
     return bits_per_s / 8 * (1448.0 / 1538.0);
@@ -100,11 +128,6 @@ double tagc_cluster_payload(double bits_per_s) {
 const char *tagc_cluster_sequence_name(int sequence) {
     static const char *const names[] = {"no", "torch", "megatron"};
     return names[sequence];
-}
-
-int tagc_cluster_is_model(const char *text) {
-    double n_params;
-    return tagc_mesh_find(text) != NULL || tagc_quantity_size(text, strlen(text), &n_params);
 }
 
 /* ---- lists ---- */
@@ -124,7 +147,7 @@ static tagc_status read_links(tagc_cluster *c) {
     for (const char *at = text; next_word(&at, word); c->n_links++) {
         if (c->n_links == TAGC_TIMES_MAX_LINKS)
             return tagc_fail(TAGC_ERR_ARGUMENT, "--link has more than %d rates", TAGC_TIMES_MAX_LINKS);
-        if (!tagc_quantity_rate(word, strlen(word), &c->links[c->n_links]))
+        if (!read_number(word, rate_units, 1, &c->links[c->n_links]))
             return tagc_fail(
                 TAGC_ERR_ARGUMENT,
                 "--link is \"%.60s\", allowed: rates with kbit, mbit, gbit or tbit, as in 1gbit,10gbit",
@@ -217,7 +240,7 @@ static tagc_status read_model(const tagc_parsed *parsed, tagc_cluster *c) {
         c->question.model = named->model;
         return TAGC_OK;
     }
-    int is_size = tagc_quantity_size(text, strlen(text), &c->n_params);
+    int is_size = read_number(text, size_units, 1e-300, &c->n_params);
     if (!is_size || c->n_params < TAGC_MESH_LEAST_PARAMS || c->n_params > TAGC_MESH_MOST_PARAMS)
         return refuse_model(option, text);
     c->question.model = tagc_mesh_gpt(c->n_params, (int)c->values.sequence_length);
@@ -295,11 +318,11 @@ tagc_status tagc_cluster_read(const tagc_parsed *parsed) {
         return tagc_fail(
             TAGC_ERR_ARGUMENT, "--hosts %d with --gpus-per-host %d are %d ranks, allowed: at most %d",
             (int)v->hosts, (int)v->gpus_per_host, (int)(v->hosts * v->gpus_per_host), MOST_RANKS);
-    if (!v->latency || !tagc_quantity_time(v->latency, strlen(v->latency), &c->latency_s))
+    if (!v->latency || !read_number(v->latency, time_units, 0, &c->latency_s))
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "--latency is \"%.40s\", allowed: a number with us, ms or s, as in 50us",
                          v->latency ? v->latency : "");
-    if (!v->host_link || !tagc_quantity_rate(v->host_link, strlen(v->host_link), &c->host_link))
+    if (!v->host_link || !read_number(v->host_link, rate_units, 1, &c->host_link))
         return tagc_fail(
             TAGC_ERR_ARGUMENT,
             "--host-link is \"%.40s\", allowed: a number with kbit, mbit, gbit or tbit, as in 80gbit",

@@ -14,17 +14,17 @@
 
 typedef struct tagc_tokens tagc_tokens;
 
+/* Known by the magic number; a file without one is RAW16 if its name ends in ".bin". */
 typedef enum tagc_tokens_format {
-    TAGC_TOKENS_AUTO = 0,  /* by magic number; a file without one is RAW16 if its name ends in ".bin" */
-    TAGC_TOKENS_TAGC = 1,  /* this project's: see engine/data/token_file.h */
-    TAGC_TOKENS_RAW16 = 2, /* nanoGPT: uint16 and nothing else */
-    TAGC_TOKENS_LLMC = 3   /* llm.c: 256 int32 of header, then uint16 (GPT-2) or uint32 (Llama 3) */
+    TAGC_TOKENS_TAGC,  /* this project's: see engine/data/token_file.h */
+    TAGC_TOKENS_RAW16, /* nanoGPT: uint16 and nothing else */
+    TAGC_TOKENS_LLMC   /* llm.c: 256 int32 of header, then uint16 (GPT-2) or uint32 (Llama 3) */
 } tagc_tokens_format;
 
 #define TAGC_TOKENIZER_NAME_BYTES 64
 
 typedef struct tagc_tokens_info {
-    int format;          /* tagc_tokens_format, never AUTO */
+    int format;          /* tagc_tokens_format */
     int token_bytes;     /* 1, 2 or 4 */
     uint64_t n_tokens;   /* >= 1 */
     uint32_t vocab_size; /* every token is below; 0 if the format does not record it (RAW16) */
@@ -34,15 +34,11 @@ typedef struct tagc_tokens_info {
     char tokenizer[TAGC_TOKENIZER_NAME_BYTES];
 } tagc_tokens_info;
 
-const char *tagc_tokens_format_name(int format); /* "auto", "tagc", "raw16", "llmc"; "?" for others */
+const char *tagc_tokens_format_name(int format); /* "tagc", "raw16", "llmc"; "?" for others */
 
 /* Maps the file and checks its header against its size; in our own format also its checksum (one read of the whole file).
  * Failures name the file, the field, its value and what is allowed. */
-tagc_status tagc_tokens_open(const char *path, tagc_tokens_format format, tagc_tokens **out);
-/* paths (n_paths >= 1): read as if they were one file, in this order. Shards of different formats, vocabularies or tokenizers
- * are TAGC_ERR_MISMATCH. name: what _path returns. */
-tagc_status tagc_tokens_open_shards(const char *name, const char *const *paths, size_t n_paths,
-                                    tagc_tokens_format format, tagc_tokens **out);
+tagc_status tagc_tokens_open(const char *path, tagc_tokens **out);
 void tagc_tokens_close(tagc_tokens *tokens); /* accepts NULL */
 void tagc_tokens_get_info(const tagc_tokens *tokens, tagc_tokens_info *out);
 const char *tagc_tokens_path(const tagc_tokens *tokens); /* a file, or the folder or pattern of the shards */

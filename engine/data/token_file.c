@@ -45,8 +45,6 @@ static const struct llmc_kind {
 
 const char *tagc_tokens_format_name(int format) {
     switch (format) {
-    case TAGC_TOKENS_AUTO:
-        return "auto";
     case TAGC_TOKENS_TAGC:
         return "tagc";
     case TAGC_TOKENS_RAW16:
@@ -78,19 +76,10 @@ static uint64_t checksum_of(uint32_t version, const void *bytes, size_t n_bytes)
     return version == 1 ? tagc_xxh64(bytes, n_bytes, 0) : tagc_xxh3(bytes, n_bytes, 0);
 }
 
-static const struct llmc_kind *llmc_kind_of(const uint8_t *data, uint64_t n_at_hand) {
-    for (size_t i = 0; n_at_hand >= 4 && i < sizeof llmc_kinds / sizeof *llmc_kinds; i++)
+static const struct llmc_kind *llmc_kind_of(const uint8_t *data, uint64_t n_bytes) {
+    for (size_t i = 0; n_bytes >= 4 && i < sizeof llmc_kinds / sizeof *llmc_kinds; i++)
         if (get_u32(data) == llmc_kinds[i].magic) return &llmc_kinds[i];
     return NULL;
-}
-
-static tagc_tokens_format detect(const uint8_t *data, uint64_t n_at_hand, const char *name) {
-    size_t n_chars = strlen(name);
-    if (n_at_hand >= sizeof our_magic && memcmp(data, our_magic, sizeof our_magic) == 0)
-        return TAGC_TOKENS_TAGC;
-    if (llmc_kind_of(data, n_at_hand)) return TAGC_TOKENS_LLMC;
-    if (n_chars >= 4 && strcmp(name + n_chars - 4, ".bin") == 0) return TAGC_TOKENS_RAW16;
-    return TAGC_TOKENS_AUTO;
 }
 
 /* The payload, the rest of the file, must be n_tokens >= 1 of token_bytes each. */
@@ -106,13 +95,11 @@ static tagc_status check_payload(const tagc_tokens_info *info, uint64_t n_bytes,
     return TAGC_OK;
 }
 
-static tagc_status parse_ours(const uint8_t *data, uint64_t n_at_hand, uint64_t n_bytes, const char *name,
+static tagc_status parse_ours(const uint8_t *data, uint64_t n_bytes, const char *name,
                               tagc_tokens_info *info) {
-    if (n_at_hand < TAGC_TOKEN_HEADER_BYTES)
+    if (n_bytes < TAGC_TOKEN_HEADER_BYTES)
         return tagc_fail(TAGC_ERR_CORRUPT, "%s: %" PRIu64 " bytes, the header alone has %d", name, n_bytes,
                          TAGC_TOKEN_HEADER_BYTES);
-    if (memcmp(data, our_magic, sizeof our_magic) != 0)
-        return tagc_fail(TAGC_ERR_CORRUPT, "%s: no token file of tagc: the magic number is missing", name);
     uint32_t version = get_u32(data + AT_VERSION);
     if (version < 1 || version > OUR_VERSION)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "%s: version is %" PRIu32 ", this program reads 1 to %d", name,
@@ -140,6 +127,7 @@ static tagc_status parse_ours(const uint8_t *data, uint64_t n_at_hand, uint64_t 
         if (*at < ' ' || *at > '~')
             return tagc_fail(TAGC_ERR_CORRUPT, "%s: tokenizer has a byte 0x%02x, must be printable ASCII",
                              name, *at);
+    info->format = TAGC_TOKENS_TAGC;
     info->token_bytes = (int)token_bytes;
     info->vocab_size = vocab_size;
     info->n_tokens = get_u64(data + AT_N_TOKENS);
@@ -147,21 +135,16 @@ static tagc_status parse_ours(const uint8_t *data, uint64_t n_at_hand, uint64_t 
     info->first_byte = TAGC_TOKEN_HEADER_BYTES;
     memcpy(info->tokenizer, data + AT_TOKENIZER, TAGC_TOKENIZER_NAME_BYTES);
     TAGC_TRY(check_payload(info, n_bytes, name));
-    if (n_at_hand == n_bytes && checksum_of(version, data + info->first_byte, n_bytes - info->first_byte) !=
-                                    get_u64(data + AT_PAYLOAD_CHECKSUM))
+    if (checksum_of(version, data + info->first_byte, n_bytes - info->first_byte) !=
+        get_u64(data + AT_PAYLOAD_CHECKSUM))
         return tagc_fail(TAGC_ERR_CORRUPT, "%s: the checksum of the tokens is wrong: the file is damaged",
                          name);
     return TAGC_OK;
 }
 
-static tagc_status parse_llmc(const uint8_t *data, uint64_t n_at_hand, uint64_t n_bytes, const char *name,
-                              tagc_tokens_info *info) {
-    const struct llmc_kind *kind = llmc_kind_of(data, n_at_hand);
-    if (!kind)
-        return tagc_fail(TAGC_ERR_CORRUPT,
-                         "%s: no token file of llm.c: the first four bytes must be %" PRIu32 " or %" PRIu32,
-                         name, llmc_kinds[0].magic, llmc_kinds[1].magic);
-    if (n_at_hand < TAGC_LLMC_HEADER_BYTES)
+static tagc_status parse_llmc(const struct llmc_kind *kind, const uint8_t *data, uint64_t n_bytes,
+                              const char *name, tagc_tokens_info *info) {
+    if (n_bytes < TAGC_LLMC_HEADER_BYTES)
         return tagc_fail(TAGC_ERR_CORRUPT, "%s: %" PRIu64 " bytes, llm.c's header alone has %d", name,
                          n_bytes, TAGC_LLMC_HEADER_BYTES);
     if (get_u32(data + 4) != kind->version)
@@ -169,6 +152,7 @@ static tagc_status parse_llmc(const uint8_t *data, uint64_t n_at_hand, uint64_t 
                          "%s: version is %" PRIu32 ", llm.c files with magic number %" PRIu32
                          " have %" PRIu32,
                          name, get_u32(data + 4), kind->magic, kind->version);
+    info->format = TAGC_TOKENS_LLMC;
     info->token_bytes = kind->token_bytes;
     info->vocab_size = kind->vocab_size;
     info->end_of_text = kind->end_of_text;
@@ -177,42 +161,31 @@ static tagc_status parse_llmc(const uint8_t *data, uint64_t n_at_hand, uint64_t 
     return check_payload(info, n_bytes, name);
 }
 
-/* Weights of PyTorch are named *.bin, too. */
-static tagc_status check_raw16(const uint8_t *data, uint64_t n_at_hand, const char *name) {
-    const tagc_file_kind *kind = tagc_file_kind_of(data, (size_t)n_at_hand);
-    if (!kind || (kind->group != TAGC_FILE_PACKED && kind->group != TAGC_FILE_PICKLE)) return TAGC_OK;
-    return tagc_fail(TAGC_ERR_UNSUPPORTED, "%s is %s, and no raw uint16 tokens", name, kind->what);
-}
-
-static tagc_status parse_raw16(uint64_t n_bytes, const char *name, tagc_tokens_info *info) {
+static tagc_status parse_raw16(const uint8_t *data, uint64_t n_bytes, const char *name,
+                               tagc_tokens_info *info) {
+    const tagc_file_kind *kind = tagc_file_kind_of(data, (size_t)n_bytes);
+    /* Weights of PyTorch are named *.bin, too. */
+    if (kind && (kind->group == TAGC_FILE_PACKED || kind->group == TAGC_FILE_PICKLE))
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "%s is %s, and no raw uint16 tokens", name, kind->what);
     if (n_bytes == 0 || n_bytes % 2)
         return tagc_fail(TAGC_ERR_CORRUPT,
                          "%s: %" PRIu64 " bytes cannot be raw uint16 tokens: must be even and above 0", name,
                          n_bytes);
+    info->format = TAGC_TOKENS_RAW16;
     info->token_bytes = 2;
     info->n_tokens = n_bytes / 2;
     return TAGC_OK;
 }
 
-tagc_status tagc_token_file_parse(const void *data, uint64_t n_at_hand, uint64_t n_bytes,
-                                  tagc_tokens_format format, const char *name, tagc_tokens_info *out) {
+tagc_status tagc_token_file_parse(const void *data, uint64_t n_bytes, const char *name,
+                                  tagc_tokens_info *out) {
+    size_t n_chars = strlen(name);
+    const struct llmc_kind *kind = llmc_kind_of(data, n_bytes);
     *out = (tagc_tokens_info){.end_of_text = -1};
-    if (format == TAGC_TOKENS_AUTO) format = detect(data, n_at_hand, name);
-    if (format == TAGC_TOKENS_RAW16) TAGC_TRY(check_raw16(data, n_at_hand, name));
-    out->format = (int)format;
-    switch (format) {
-    case TAGC_TOKENS_TAGC:
-        return parse_ours(data, n_at_hand, n_bytes, name, out);
-    case TAGC_TOKENS_LLMC:
-        return parse_llmc(data, n_at_hand, n_bytes, name, out);
-    case TAGC_TOKENS_RAW16:
-        return parse_raw16(n_bytes, name, out);
-    case TAGC_TOKENS_AUTO:
-        break;
-    }
-    if (format != TAGC_TOKENS_AUTO)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "format is %d, must be 0 (auto), 1 (tagc), 2 (raw16) or 3 (llmc)",
-                         (int)format);
+    if (n_bytes >= sizeof our_magic && memcmp(data, our_magic, sizeof our_magic) == 0)
+        return parse_ours(data, n_bytes, name, out);
+    if (kind) return parse_llmc(kind, data, n_bytes, name, out);
+    if (n_chars >= 4 && strcmp(name + n_chars - 4, ".bin") == 0) return parse_raw16(data, n_bytes, name, out);
     return tagc_fail(
         TAGC_ERR_CORRUPT,
         "%s: no token file: it has neither the magic number of tagc nor of llm.c, and its name does "
@@ -279,11 +252,11 @@ static tagc_status map_file(token_shard *shard) {
     return status;
 }
 
-static tagc_status open_shard(const char *path, tagc_tokens_format format, token_shard *shard) {
+static tagc_status open_shard(const char *path, token_shard *shard) {
     shard->path = strdup(path);
     if (!shard->path) return tagc_fail(TAGC_ERR_MEMORY, "%s: no memory to open it", path);
     TAGC_TRY(map_file(shard));
-    return tagc_token_file_parse(shard->map, shard->n_bytes, shard->n_bytes, format, path, &shard->info);
+    return tagc_token_file_parse(shard->map, shard->n_bytes, path, &shard->info);
 }
 
 /* Tokens of another kind would mean other text. */
@@ -299,8 +272,10 @@ static tagc_status check_alike(const token_shard *shard, const token_shard *firs
                      first->path, tagc_tokens_format_name(b->format), b->vocab_size, b->tokenizer);
 }
 
-tagc_status tagc_tokens_open_shards(const char *name, const char *const *paths, size_t n_paths,
-                                    tagc_tokens_format format, tagc_tokens **out) {
+/* paths (n_paths >= 1): read as if they were one file, in this order. Shards of different formats, vocabularies or tokenizers
+ * are TAGC_ERR_MISMATCH. name: what _path returns. */
+static tagc_status open_shards(const char *name, const char *const *paths, size_t n_paths,
+                               tagc_tokens **out) {
     *out = NULL;
     tagc_tokens *tokens = calloc(1, sizeof *tokens);
     if (tokens) tokens->name = strdup(name);
@@ -311,7 +286,7 @@ tagc_status tagc_tokens_open_shards(const char *name, const char *const *paths, 
     uint64_t n_tokens = 0;
     for (size_t i = 0; status == TAGC_OK && i < n_paths; i++) {
         token_shard *shard = &tokens->shards[tokens->n_shards++];
-        status = open_shard(paths[i], format, shard);
+        status = open_shard(paths[i], shard);
         if (status == TAGC_OK) status = check_alike(shard, &tokens->shards[0]);
         shard->first = n_tokens;
         n_tokens += shard->info.n_tokens;
@@ -326,8 +301,8 @@ tagc_status tagc_tokens_open_shards(const char *name, const char *const *paths, 
     return TAGC_OK;
 }
 
-tagc_status tagc_tokens_open(const char *path, tagc_tokens_format format, tagc_tokens **out) {
-    return tagc_tokens_open_shards(path, &path, 1, format, out);
+tagc_status tagc_tokens_open(const char *path, tagc_tokens **out) {
+    return open_shards(path, &path, 1, out);
 }
 
 void tagc_tokens_close(tagc_tokens *tokens) {
@@ -535,8 +510,8 @@ tagc_status tagc_data_open(const char *data, tagc_data_part part, tagc_tokens **
     tagc_file_list list;
     *out = NULL;
     TAGC_TRY(find_files(data, part, &list));
-    tagc_status status = tagc_tokens_open_shards(
-        list.n == 1 ? list.paths[0] : data, (const char *const *)list.paths, list.n, TAGC_TOKENS_AUTO, out);
+    tagc_status status =
+        open_shards(list.n == 1 ? list.paths[0] : data, (const char *const *)list.paths, list.n, out);
     tagc_file_list_clear(&list);
     return status;
 }

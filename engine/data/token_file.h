@@ -22,10 +22,9 @@
 
 enum { TAGC_TOKEN_HEADER_BYTES = 128, TAGC_LLMC_HEADER_BYTES = 1024 };
 
-/* What the `n_bytes` of a whole file called `name` hold. `n_at_hand` of them are at `data`: at least the
- * header's, or all. With all at hand the payload's checksum is compared as well. */
-tagc_status tagc_token_file_parse(const void *data, uint64_t n_at_hand, uint64_t n_bytes,
-                                  tagc_tokens_format format, const char *name, tagc_tokens_info *out);
+/* What the n_bytes of a file called `name` hold. */
+tagc_status tagc_token_file_parse(const void *data, uint64_t n_bytes, const char *name,
+                                  tagc_tokens_info *out);
 
 /* payload (n_tokens of token_bytes): what will follow the header. */
 void tagc_token_file_header(const tagc_tokens_info *info, const uint8_t *payload,

@@ -25,24 +25,20 @@ static uint64_t round_of(uint64_t lane, uint64_t value) {
     return turn(lane + value * PRIME_2, 31) * PRIME_1;
 }
 
-static void begin(tagc_xxh64_state *state, uint64_t seed) {
-    *state = (tagc_xxh64_state){.lanes = {seed + PRIME_1 + PRIME_2, seed + PRIME_2, seed, seed - PRIME_1}};
+static uint64_t stripes(const uint8_t *at, size_t n_stripes, uint64_t seed) {
+    uint64_t lanes[4] = {seed + PRIME_1 + PRIME_2, seed + PRIME_2, seed, seed - PRIME_1};
+    for (; n_stripes > 0; n_stripes--, at += STRIPE)
+        for (int i = 0; i < 4; i++) lanes[i] = round_of(lanes[i], word(at + 8 * i));
+    uint64_t hash = turn(lanes[0], 1) + turn(lanes[1], 7) + turn(lanes[2], 12) + turn(lanes[3], 18);
+    for (int i = 0; i < 4; i++) hash = (hash ^ round_of(0, lanes[i])) * PRIME_1 + PRIME_4;
+    return hash;
 }
 
-static void add_stripe(uint64_t lanes[4], const uint8_t *bytes) {
-    for (int i = 0; i < 4; i++) lanes[i] = round_of(lanes[i], word(bytes + 8 * i));
-}
-
-static uint64_t end(const tagc_xxh64_state *state, uint64_t seed) {
-    const uint64_t *lanes = state->lanes;
-    uint64_t hash = seed + PRIME_5;
-    if (state->n_bytes >= STRIPE) {
-        hash = turn(lanes[0], 1) + turn(lanes[1], 7) + turn(lanes[2], 12) + turn(lanes[3], 18);
-        for (int i = 0; i < 4; i++) hash = (hash ^ round_of(0, lanes[i])) * PRIME_1 + PRIME_4;
-    }
-    hash += state->n_bytes;
-    const uint8_t *at = state->waiting;
-    size_t n = state->n_bytes % STRIPE;
+uint64_t tagc_xxh64(const void *bytes, size_t n_bytes, uint64_t seed) {
+    const uint8_t *at = bytes;
+    size_t n = n_bytes % STRIPE;
+    uint64_t hash = n_bytes + (n_bytes < STRIPE ? seed + PRIME_5 : stripes(at, n_bytes / STRIPE, seed));
+    if (n_bytes >= STRIPE) at += n_bytes - n;
     for (; n >= 8; at += 8, n -= 8) hash = turn(hash ^ round_of(0, word(at)), 27) * PRIME_1 + PRIME_4;
     if (n >= 4) {
         uint32_t half;
@@ -55,36 +51,4 @@ static uint64_t end(const tagc_xxh64_state *state, uint64_t seed) {
     hash = (hash ^ hash >> 33) * PRIME_2;
     hash = (hash ^ hash >> 29) * PRIME_3;
     return hash ^ hash >> 32;
-}
-
-void tagc_xxh64_begin(tagc_xxh64_state *state) {
-    begin(state, 0);
-}
-
-void tagc_xxh64_add(tagc_xxh64_state *state, const void *bytes, size_t n_bytes) {
-    const uint8_t *at = bytes;
-    size_t n_waiting = state->n_bytes % STRIPE;
-    state->n_bytes += n_bytes;
-    if (n_waiting > 0 && n_waiting + n_bytes >= STRIPE) {
-        size_t n = STRIPE - n_waiting;
-        memcpy(state->waiting + n_waiting, at, n);
-        add_stripe(state->lanes, state->waiting);
-        at += n;
-        n_bytes -= n;
-        n_waiting = 0;
-    }
-    if (n_waiting == 0)
-        for (; n_bytes >= STRIPE; at += STRIPE, n_bytes -= STRIPE) add_stripe(state->lanes, at);
-    if (n_bytes > 0) memcpy(state->waiting + n_waiting, at, n_bytes);
-}
-
-uint64_t tagc_xxh64_end(const tagc_xxh64_state *state) {
-    return end(state, 0);
-}
-
-uint64_t tagc_xxh64(const void *bytes, size_t n_bytes, uint64_t seed) {
-    tagc_xxh64_state state;
-    begin(&state, seed);
-    tagc_xxh64_add(&state, bytes, n_bytes);
-    return end(&state, seed);
 }

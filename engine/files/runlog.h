@@ -13,14 +13,6 @@ typedef struct tagc_runlog_step {
     double bits_sent[TAGC_N_LEGS]; /* as in the file: with it */
 } tagc_runlog_step;
 
-/* The numbers of a step that metrics.jsonl has under the names of the struct's members. */
-typedef struct tagc_runlog_field {
-    const char *name;
-    size_t offset;
-} tagc_runlog_field;
-enum { TAGC_RUNLOG_N_FIELDS = 14 };
-extern const tagc_runlog_field tagc_runlog_fields[TAGC_RUNLOG_N_FIELDS];
-
 /* Unknown numbers are NaN. */
 typedef struct tagc_runlog {
     const char *dir; /* as given to tagc_runlog_read, which does not copy it */

@@ -1,8 +1,7 @@
 /* A rank that leaves alone after a failure would let the others wait in their next collective. So all ranks exchange
  * their status at agreed places, and all return the same failure. */
-#include "fsdp/agree.h"
+#include "fsdp/internal.h"
 
-#include "core/status.h"
 #include <stdlib.h>
 #include <string.h>
 

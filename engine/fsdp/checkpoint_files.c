@@ -1,6 +1,6 @@
 /* Finds checkpoints and removes old ones. */
-#include "fsdp/checkpoint_files.h"
 #include "fsdp/checkpoint.h"
+#include "fsdp/checkpoint_format.h"
 #include "fsdp/internal.h"
 #include <dirent.h>
 #include <errno.h>

@@ -17,6 +17,8 @@
 #ifndef TAGC_FSDP_CHECKPOINT_FORMAT_H
 #define TAGC_FSDP_CHECKPOINT_FORMAT_H
 
+#include "core/status.h"
+#include "disk/paths.h"
 #include "fsdp/tables.h"
 #include "model/tensor.h"
 
@@ -62,6 +64,10 @@ void tagc_manifest_destroy(tagc_manifest *manifest); /* accepts NULL */
 tagc_status tagc_manifest_print(const tagc_manifest *manifest, char **text);
 /* Accepts only what describes files that can exist. verify = 0 skips the checksum, for fuzzers. */
 tagc_status tagc_manifest_parse(const char *text, size_t n_bytes, int verify, tagc_manifest **out);
+
+/* Reads path/manifest.json. Error texts name it. */
+tagc_status tagc_manifest_read(const char *path, tagc_manifest **out);
+tagc_status tagc_folder_remove(const char *path); /* with the files in it; a missing one is no error */
 
 /* ---- rank files ---- */
 

@@ -6,7 +6,7 @@
 #include "codec/bf16.h"
 #include "core/xxh3.h"
 #include "fsdp/checkpoint.h"
-#include "fsdp/checkpoint_files.h"
+#include "fsdp/checkpoint_format.h"
 #include "fsdp/internal.h"
 #include "unit/gather.h"
 #include <errno.h>

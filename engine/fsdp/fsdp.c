@@ -185,10 +185,6 @@ const char *tagc_fsdp_unit_name(const tagc_fsdp *f, int unit) {
     return unit >= 0 && unit < f->tables.n_units ? f->tables.units[unit].name : "?";
 }
 
-int tagc_fsdp_n_flats(const tagc_fsdp *f) {
-    return f->tables.n_flats;
-}
-
 tagc_status tagc_fsdp_flat_info(const tagc_fsdp *f, int flat, tagc_layout_flat *out) {
     if (flat < 0 || flat >= f->tables.n_flats)
         return tagc_fail(TAGC_ERR_ARGUMENT, "flat is %d, allowed is 0 to %d", flat, f->tables.n_flats - 1);

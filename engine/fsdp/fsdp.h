@@ -185,7 +185,6 @@ typedef struct tagc_layout_flat {
     int has_gatherer;             /* 0 where parameters are replicated */
     tagc_gatherer_options gatherer;
 } tagc_layout_flat;
-int tagc_fsdp_n_flats(const tagc_fsdp *fsdp);
 tagc_status tagc_fsdp_flat_info(const tagc_fsdp *fsdp, int flat, tagc_layout_flat *out);
 /* Bytes this rank holds, by purpose. */
 typedef struct tagc_fsdp_memory {

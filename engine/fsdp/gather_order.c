@@ -158,7 +158,8 @@ void tagc_order_make_present(tagc_gather_order *o, int unit) {
 
 /* ---- gradients ---- */
 
-int tagc_order_exchanges_now(const tagc_gather_order *o) {
+/* 1 if the gradients of this micro-step are exchanged. */
+static int exchanges_now(const tagc_gather_order *o) {
     return o->options.exchange_each_micro_step || o->micro_step == o->options.n_micro_steps;
 }
 
@@ -211,7 +212,7 @@ tagc_status tagc_order_finish_backward(tagc_gather_order *o) {
         tagc_order_unit *u = &o->units[unit];
         if (u->n_gradients_done == u->n_tensors) continue;
         TAGC_TRY(tagc_order_grad(o, unit));
-        if (tagc_order_exchanges_now(o)) TAGC_TRY(begin_exchange(o, unit));
+        if (exchanges_now(o)) TAGC_TRY(begin_exchange(o, unit));
         u->n_gradients_done = u->n_tensors;
     }
     for (int unit = 0; unit < o->n_units; unit++) o->units[unit].used_backward = o->units[unit].n_done > 0;
@@ -290,6 +291,5 @@ tagc_status tagc_order_grad_done(tagc_gather_order *o, int unit) {
     u->n_gradients_done++;
     /* Begin the gathers first: the next units wait for parameters, but only the step waits for gradients. */
     TAGC_TRY(finish_unit(o, unit));
-    return u->n_gradients_done == u->n_tensors && tagc_order_exchanges_now(o) ? begin_exchange(o, unit)
-                                                                              : TAGC_OK;
+    return u->n_gradients_done == u->n_tensors && exchanges_now(o) ? begin_exchange(o, unit) : TAGC_OK;
 }

@@ -73,8 +73,6 @@ void tagc_order_destroy(tagc_gather_order *order);
 
 /* 1 if parameters are released when their unit is done. */
 int tagc_order_releases(const tagc_fsdp_options *options);
-/* 1 if the gradients of this micro-step are exchanged. */
-int tagc_order_exchanges_now(const tagc_gather_order *order);
 
 /* ---- a pass: the calls of the engine, by unit instead of by tensor ---- */
 

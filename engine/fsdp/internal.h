@@ -7,7 +7,6 @@
 #include "core/status.h"
 #include "fsdp/account.h"
 #include "fsdp/adamw.h"
-#include "fsdp/agree.h"
 #include "fsdp/gather_order.h"
 #include "fsdp/tables.h"
 #include "unit/unit.h"
@@ -39,6 +38,11 @@ struct tagc_fsdp {
     char deferred_text[TAGC_ERROR_TEXT_BYTES];
 };
 
+/* ---- agree.c ---- */
+/* Collective. Each rank passes its status; its text is tagc_last_error. All ranks return the status of the lowest
+ * rank that failed, with "rank r: " before its text. */
+tagc_status tagc_agree(tagc_comm *comm, tagc_status status);
+
 /* ---- options.c ---- */
 #define TAGC_OPTIONS_TEXT_BYTES 2048
 tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *options);
@@ -54,8 +58,6 @@ tagc_status tagc_fsdp_layout(tagc_fsdp *fsdp, const tagc_tensor_info *tensors, i
 tagc_status tagc_fsdp_place(tagc_fsdp *fsdp);                                                  /* arrays */
 /* Frees a first moment whose beta1 has fallen to 0 for good. */
 void tagc_fsdp_drop_moment(tagc_fsdp *fsdp, tagc_flat *flat);
-/* The bytes that _place would allocate at once; sets fsdp->memory. */
-tagc_status tagc_fsdp_measure(tagc_fsdp *fsdp, size_t *n_bytes);
 
 /* ---- exchange.c ---- */
 /* Writes what a flat sends at present: reducer, n_adding, within, has_gatherer and gatherer. */

@@ -471,24 +471,6 @@ void tagc_select_with(const tagc_select_kernels *kernels, const float *gradient,
     select_from(&s, scratch, pool, result);
 }
 
-void tagc_select_addends_with(const tagc_select_kernels *kernels, const tagc_addends *addends,
-                              void *residual_out, uint32_t seed, size_t k, uint32_t *indices, float *values,
-                              void *scratch, tagc_pool *pool, tagc_selection *result) {
-    tagc_selector s = {.kernels = kernels,
-                       .addends = *addends,
-                       .stored_out = residual_out,
-                       .seed = seed,
-                       .leave = 1,
-                       .indices = indices,
-                       .values = values,
-                       .n = addends->n,
-                       .k = k};
-    select_from(&s, scratch, pool, result);
-    s.n_sent = result->n_sent;
-    s.is_written = result->n_passes == 1 && k > 0 && k < s.n;
-    if (s.n) *s.self = s;
-}
-
 static const tagc_select_kernels *best(void) {
     const tagc_select_kernels *available[TAGC_SELECT_MAX_KERNELS];
     tagc_select_available(available);
@@ -511,7 +493,19 @@ void tagc_select_leaving(const float *gradient, const float *residual_in, float 
 void tagc_select_addends(const tagc_addends *addends, void *residual_out, uint32_t seed, size_t k,
                          uint32_t *indices, float *values, void *scratch, tagc_pool *pool,
                          tagc_selection *result) {
-    tagc_select_addends_with(best(), addends, residual_out, seed, k, indices, values, scratch, pool, result);
+    tagc_selector s = {.kernels = best(),
+                       .addends = *addends,
+                       .stored_out = residual_out,
+                       .seed = seed,
+                       .leave = 1,
+                       .indices = indices,
+                       .values = values,
+                       .n = addends->n,
+                       .k = k};
+    select_from(&s, scratch, pool, result);
+    s.n_sent = result->n_sent;
+    s.is_written = result->n_passes == 1 && k > 0 && k < s.n;
+    if (s.n) *s.self = s;
 }
 
 /* ---- settling ---- */

@@ -62,11 +62,6 @@ void tagc_select_with(const tagc_select_kernels *kernels, const float *gradient,
                       float *residual_out, int leave, size_t n, size_t k, uint32_t *indices, float *values,
                       void *scratch, tagc_pool *pool, tagc_selection *result);
 
-/* tagc_select_addends with a given table. */
-void tagc_select_addends_with(const tagc_select_kernels *kernels, const tagc_addends *addends,
-                              void *residual_out, uint32_t seed, size_t k, uint32_t *indices, float *values,
-                              void *scratch, tagc_pool *pool, tagc_selection *result);
-
 /* Moves the items of two lists at [from, n) down to `to`. */
 static inline void tagc_select_close_up(uint32_t *indices, float *values, size_t to, size_t from, size_t n) {
     for (size_t i = 0; i < n - from; i++) {

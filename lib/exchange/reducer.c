@@ -107,7 +107,7 @@ static void count_residual(const tagc_reducer *r, int sign) {
                     sign * (int64_t)tagc_reducer_stored_bytes(r));
 }
 
-void tagc_reducer_destroy_state(tagc_reducer *r) {
+static void destroy_state(tagc_reducer *r) {
     if (r->state && r->runner) r->runner->end(r);
     tagc_memory_destroy(r->state);
     tagc_memory_destroy(r->arena);
@@ -116,7 +116,7 @@ void tagc_reducer_destroy_state(tagc_reducer *r) {
     r->state = r->arena = NULL;
 }
 
-tagc_status tagc_reducer_lay_out(tagc_reducer *r) {
+static tagc_status lay_out(tagc_reducer *r) {
     void *before = r->state, *memory = NULL;
     tagc_arena arena = {0}, work = {0};
     r->arena = NULL;
@@ -179,7 +179,7 @@ tagc_status tagc_reducer_make_residual(tagc_reducer *r) {
     return status;
 }
 
-void tagc_reducer_choose_path(tagc_reducer *r) {
+static void choose_path(tagc_reducer *r) {
     const tagc_exchange_table *path = tagc_exchange_path(&r->options, r->may_be_whole && !r->residual);
     if (path == r->exchange) return;
     r->exchange = path;
@@ -229,11 +229,11 @@ static tagc_status make(const tagc_arrays *arrays, const tagc_runner *runner, co
     }
     TAGC_TRY(tagc_reducer_make_residual(r));
     r->may_be_whole = !runner;
-    tagc_reducer_choose_path(r);
+    choose_path(r);
     int kind = feed ? feed->work : TAGC_WORK_REDUCE;
     TAGC_TRY(tagc_work_open(comm, &tagc_host_arrays.heap, kind, checked.tag, &r->work));
     if (checked.n_threads > 1) TAGC_TRY(tagc_pool_create(checked.n_threads, &r->pool));
-    TAGC_TRY(tagc_reducer_lay_out(r));
+    TAGC_TRY(lay_out(r));
     tagc_reducer_note_residual(r);
     return TAGC_OK;
 }
@@ -241,10 +241,10 @@ static tagc_status make(const tagc_arrays *arrays, const tagc_runner *runner, co
 /* Where one rank cannot send whole values as they are, none does. */
 static tagc_status settle_path(tagc_reducer *r) {
     tagc_reducer before = *r;
-    tagc_reducer_choose_path(r);
+    choose_path(r);
     if (r->exchange == before.exchange) return TAGC_OK;
-    tagc_reducer_destroy_state(&before);
-    return tagc_reducer_lay_out(r);
+    destroy_state(&before);
+    return lay_out(r);
 }
 
 static tagc_status make_together(const tagc_arrays *arrays, const tagc_runner *runner, const tagc_feed *feed,
@@ -299,7 +299,7 @@ void tagc_reducer_destroy(tagc_reducer *r) {
     if (r->now.begun) (void)tagc_comm_join(r->comm, &r->now.task);
     tagc_reducer_destroy_residual(r);
     tagc_pool_destroy(r->pool);
-    tagc_reducer_destroy_state(r);
+    destroy_state(r);
     tagc_work_close(r->comm, &r->work);
     tagc_identity_close(r->comm, &r->identity);
     tagc_comm_let_go(r->comm);
@@ -308,6 +308,62 @@ void tagc_reducer_destroy(tagc_reducer *r) {
 
 void tagc_reducer_set_name(tagc_reducer *r, const char *name) {
     tagc_identity_set_name(r->comm, &r->identity, name);
+}
+
+/* ---- other options, between two steps: the residual stays where it is, buffers and work memory are laid out anew ---- */
+
+static tagc_status check_idle(const tagc_reducer *r, const char *what) {
+    if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
+    if (r->now.begun) return tagc_fail(TAGC_ERR_STATE, "%s between begin and end: end the step first", what);
+    return TAGC_OK;
+}
+
+/* options: with defaults resolved. */
+static tagc_status take_up(tagc_reducer *r, const tagc_reducer_options *options) {
+    tagc_reducer fresh = *r;
+    fresh.options = *options;
+    if (!r->residual)
+        TAGC_TRY(tagc_reducer_make_residual(&fresh)); /* where all was sent, something now stays */
+    choose_path(&fresh);
+    tagc_status status = lay_out(&fresh);
+    if (status != TAGC_OK) {
+        destroy_state(&fresh);
+        if (!r->residual) tagc_reducer_destroy_residual(&fresh);
+        return status;
+    }
+    destroy_state(r);
+    *r = fresh;
+    tagc_reducer_note_residual(r);
+    return TAGC_OK;
+}
+
+tagc_status tagc_reducer_change(tagc_reducer *r, const tagc_reducer_options *options) {
+    tagc_reducer_options checked;
+    _Alignas(8) char own[TAGC_OWN_MAX_BYTES];
+    TAGC_TRY(check_idle(r, "change"));
+    if (r->options.exchange != TAGC_EXCHANGE_DIRECT)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is %s, but only a reducer of direct can change",
+                         tagc_exchange_names[r->options.exchange]);
+    TAGC_TRY(tagc_reducer_options_check(options, r->world_size, &checked, own));
+    tagc_reducer_options now = r->options, wanted = checked;
+    now.n_elems = r->n_given;
+    wanted.n_elems = options->n_elems;
+    TAGC_TRY(tagc_reducer_options_check_change(&now, &wanted));
+    int is_same = checked.format == r->options.format && checked.sparsity == r->options.sparsity &&
+                  checked.block == r->options.block && checked.result_format == r->options.result_format &&
+                  checked.result_sparsity == r->options.result_sparsity;
+    return is_same ? TAGC_OK : take_up(r, &checked);
+}
+
+tagc_status tagc_reducer_set_sparsity(tagc_reducer *r, double sparsity) {
+    TAGC_TRY(check_idle(r, "set_sparsity"));
+    if (!(sparsity >= 0 && sparsity <= 1))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "sparsity is %.10g, must be in [0, 1]", sparsity);
+    if (sparsity == r->options.sparsity) return TAGC_OK;
+    tagc_reducer_options options = r->options;
+    options.sparsity = sparsity;
+    TAGC_TRY(tagc_reducer_options_check_once(&options));
+    return take_up(r, &options);
 }
 
 /* ---- a step ---- */
@@ -348,7 +404,8 @@ static void start(tagc_reducer *r) {
     if (r->feed) start_fed(r);
 }
 
-void tagc_reducer_settle_residual(tagc_reducer *r, int is_taken) {
+/* Swaps in the new residual of the step under way, or discards it. */
+static void settle_residual(tagc_reducer *r, int is_taken) {
     void *other = r->now.residual;
     if (!other) return;
     if (is_taken) {
@@ -369,7 +426,7 @@ void tagc_reducer_write_stats(const tagc_reducer *r, tagc_reducer_stats *stats) 
 
 static void finish(tagc_reducer *r) {
     tagc_reducer_stats *stats = &r->now.stats;
-    tagc_reducer_settle_residual(r, !stats->nonfinite);
+    settle_residual(r, !stats->nonfinite);
     if (r->exchange->end) r->exchange->end(r, 1);
     if (r->feed) end_fed(r);
     tagc_work_give(r->comm, &r->work);
@@ -382,7 +439,7 @@ static tagc_status fail(tagc_reducer *r, tagc_status status) {
     char text[TAGC_ERROR_TEXT_BYTES];
     memcpy(text, tagc_last_error(), sizeof text);
     tagc_messages_drain(r); /* their failures are this one's echoes */
-    tagc_reducer_settle_residual(r, 0);
+    settle_residual(r, 0);
     if (r->exchange->end) r->exchange->end(r, 0);
     if (r->feed) r->feed->end(r->feed->context, status);
     tagc_work_give(r->comm, &r->work);

@@ -1,4 +1,4 @@
-/* Inside of a reducer: what all exchanges share. reducer.c (life, begin and end), change.c (other options), state.c (the residual), step.h (messages, actions,
+/* Inside of a reducer: what all exchanges share. reducer.c (life, begin and end), state.c (the residual), step.h (messages, actions,
  * agreement) and the exchanges, each with a state of its own, see exchange.h. */
 #ifndef TAGC_EXCHANGE_REDUCER_H
 #define TAGC_EXCHANGE_REDUCER_H
@@ -86,14 +86,8 @@ void tagc_reducer_state_view(const tagc_reducer *r, void *header, const void **b
 /* What messages call it where ranks begin steps in different orders. Longer names are cut. */
 void tagc_reducer_set_name(tagc_reducer *r, const char *name);
 
-/* ---- parts of its life, for reducer.c and change.c ---- */
+/* ---- parts of its life ---- */
 
-/* Makes buffers, and a state that continues r->state, which stays. After a failure, call _destroy_state. */
-tagc_status tagc_reducer_lay_out(tagc_reducer *r);
-/* The state and its memory beside the arena. */
-void tagc_reducer_destroy_state(tagc_reducer *r);
-/* Sets exchange and runner from options and residual; a state of the other path is left out. */
-void tagc_reducer_choose_path(tagc_reducer *r);
 /* If the options ask for one. After a failure there is none. */
 tagc_status tagc_reducer_make_residual(tagc_reducer *r);
 void tagc_reducer_destroy_residual(tagc_reducer *r);
@@ -145,9 +139,6 @@ tagc_status tagc_reducer_begin_fed(tagc_reducer *r);
 tagc_status tagc_reducer_begin_ahead(tagc_reducer *r, const void *gradient, float *output,
                                      tagc_status failure, const char *text);
 void tagc_reducer_let_go(tagc_reducer *r);
-
-/* Swaps in the new residual of the step under way, or discards it. */
-void tagc_reducer_settle_residual(tagc_reducer *r, int is_taken);
 
 /* Whether a caller's struct, which may be NULL, can be written; and writes now.stats to it. */
 tagc_status tagc_reducer_check_stats(const tagc_reducer_stats *stats);

@@ -103,7 +103,7 @@ int tagc_partner_from(const tagc_reducer *r, int s);
 /* The s with tagc_partner_from(r, s) == from. */
 int tagc_partner_step(const tagc_reducer *r, int from);
 
-/* ---- agreement.c ---- */
+/* ---- the agreement ---- */
 
 void tagc_agreement_place(tagc_reducer *r, tagc_arena *arena);
 /* Keeps this rank's first failure, with tagc_last_error(), until the next agreement. */

@@ -19,11 +19,11 @@ tagc_mesh_group tagc_mesh_group_of(const tagc_mesh_question *q, int unit) {
     return (tagc_mesh_group){.n_ranks = n_ranks, .n_hosts = n_ranks / per_host, .per_host = per_host};
 }
 
-/* For the forward and for the backward pass of each micro-batch, or once. torch's pipelines keep a stage gathered between backward
- * passes; reshard_after_forward=False, which torchtitan sets there, keeps it between all. */
-int tagc_mesh_n_gathers(const tagc_mesh_question *q) {
-    if (q->placement == TAGC_PLACE_NONE) return 0;
-    return q->placement >= TAGC_PLACE_ZERO3 && q->n_pipeline == 1 ? 2 * q->n_micro_batches : 1;
+/* Gathers of a unit in a step: for the forward and for the backward pass of each micro-batch, or once. torch's pipelines keep a
+ * stage gathered between backward passes; reshard_after_forward=False, which torchtitan sets there, keeps it between all. */
+static int count_gathers(const tagc_mesh_question *q) {
+    if (q->sharding == TAGC_SHARD_NONE) return 0;
+    return q->sharding != TAGC_SHARD_GRAD && q->n_pipeline == 1 ? 2 * q->n_micro_batches : 1;
 }
 
 static int is_delta(const tagc_mesh_question *q) {
@@ -42,7 +42,7 @@ static int gathers_by_tagc(const tagc_mesh_question *q, const tagc_mesh_group *g
 
 /* Ranks over which the optimizer's state is shared out. */
 static int n_owners(const tagc_mesh_question *q, const tagc_mesh_group *g) {
-    return q->placement == TAGC_PLACE_NONE ? 1 : q->placement == TAGC_PLACE_HYBRID ? g->per_host : g->n_ranks;
+    return q->sharding == TAGC_SHARD_NONE ? 1 : q->sharding == TAGC_SHARD_HYBRID ? g->per_host : g->n_ranks;
 }
 
 /* ---- tagc's exchanges ---- */
@@ -61,7 +61,7 @@ static double reducer_of(const tagc_mesh_question *q, const tagc_mesh_values *un
         r->format = is_mild ? (int)schedule.mild_format : q->format;
         r->sparsity = is_mild ? fmin(schedule.mild_sparsity, q->sparsity) : q->sparsity;
     }
-    if (q->placement == TAGC_PLACE_NONE || q->placement == TAGC_PLACE_HYBRID) r->output = TAGC_OUTPUT_UNIT;
+    if (q->sharding == TAGC_SHARD_NONE || q->sharding == TAGC_SHARD_HYBRID) r->output = TAGC_OUTPUT_UNIT;
     return n_values[class_];
 }
 
@@ -82,11 +82,11 @@ tagc_status tagc_mesh_flows(const tagc_mesh_question *q, const tagc_mesh_stage *
                             tagc_mesh_flow *gradients, tagc_mesh_flow *parameters) {
     const tagc_mesh_group g = tagc_mesh_group_of(q, unit);
     const tagc_mesh_values *values = &stage->units[unit];
-    double n = tagc_mesh_count(values), n_bf16 = 2 * n, n_gathers = tagc_mesh_n_gathers(q);
+    double n = tagc_mesh_count(values), n_bf16 = 2 * n, n_gathers = count_gathers(q);
     double around = n_bf16 * (g.n_ranks - 1) / g.n_ranks, inside = n_bf16 * (g.per_host - 1) / g.per_host;
     *gradients = *parameters = (tagc_mesh_flow){0};
     if (!(n > 0) || stage->n[unit] == 0) return TAGC_OK;
-    int is_hybrid = q->placement == TAGC_PLACE_HYBRID, is_ddp = q->placement == TAGC_PLACE_NONE;
+    int is_hybrid = q->sharding == TAGC_SHARD_HYBRID, is_ddp = q->sharding == TAGC_SHARD_NONE;
     if (compresses(q, &g)) {
         gradients->within = is_ddp ? 2 * inside : inside;
         TAGC_TRY(exchanged_bytes(q, values, &g, &gradients->between));
@@ -175,8 +175,8 @@ static tagc_status add_exchanges(const tagc_mesh_question *q, const tagc_mesh_st
  * of ranks. What is gathered once in a step stays. */
 static void add_torch(const tagc_mesh_question *q, double n, double largest, double *out) {
     int accumulates = q->n_micro_batches > 1;
-    if (q->placement < TAGC_PLACE_ZERO2) return;
-    if (q->placement == TAGC_PLACE_ZERO2 || q->n_pipeline > 1)
+    if (q->sharding == TAGC_SHARD_NONE) return;
+    if (q->sharding == TAGC_SHARD_GRAD || q->n_pipeline > 1)
         out[TAGC_MESH_REPLICAS] += 2 * n;
     else
         out[TAGC_MESH_BUFFERS] += 2 * 2 * largest;
@@ -188,7 +188,7 @@ tagc_status tagc_mesh_data_memory(const tagc_mesh_question *q, const tagc_mesh_s
                                   double *host) {
     double n = 0, owned = 0, largest = 0;
     int is_on_host = q->offload & (TAGC_MESH_OFFLOAD_PARAMETERS | TAGC_MESH_OFFLOAD_OPTIMIZER);
-    int has_whole_gradients = q->placement <= TAGC_PLACE_ZERO1;
+    int has_whole_gradients = q->sharding == TAGC_SHARD_NONE;
     for (int unit = 0; unit < TAGC_MESH_N_UNITS; unit++) {
         tagc_mesh_group g = tagc_mesh_group_of(q, unit);
         double of_unit = tagc_mesh_count(&stage->units[unit]);
@@ -198,7 +198,7 @@ tagc_status tagc_mesh_data_memory(const tagc_mesh_question *q, const tagc_mesh_s
     }
     double *parameters = q->offload & TAGC_MESH_OFFLOAD_PARAMETERS ? host : device;
     double *state = is_on_host ? host : device;
-    parameters[TAGC_MESH_PARAMETERS] += 4 * (q->placement >= TAGC_PLACE_ZERO2 ? owned : n);
+    parameters[TAGC_MESH_PARAMETERS] += 4 * (has_whole_gradients ? n : owned);
     state[TAGC_MESH_OPTIMIZER] += 8 * owned;
     if (has_whole_gradients) device[TAGC_MESH_GRADIENTS] += 4 * n;
     if (!has_whole_gradients || is_on_host) state[TAGC_MESH_GRADIENTS] += 4 * owned;
@@ -212,6 +212,6 @@ double tagc_mesh_state_moved(const tagc_mesh_question *q, const tagc_mesh_stage 
         tagc_mesh_group g = tagc_mesh_group_of(q, unit);
         owned += stage->n[unit] * tagc_mesh_count(&stage->units[unit]) / n_owners(q, &g);
     }
-    if (q->offload & TAGC_MESH_OFFLOAD_PARAMETERS) return 4 * owned * (1 + tagc_mesh_n_gathers(q));
+    if (q->offload & TAGC_MESH_OFFLOAD_PARAMETERS) return 4 * owned * (1 + count_gathers(q));
     return q->offload & TAGC_MESH_OFFLOAD_OPTIMIZER ? 2 * 4 * owned : 0;
 }

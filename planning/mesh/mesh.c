@@ -81,7 +81,7 @@ static tagc_status check_step(const tagc_mesh_question *q) {
                             {"pipeline-parallel", q->n_pipeline, 1, 1024},
                             {"expert-parallel", q->n_expert, 1, 65536},
                             {"sequence-parallel", q->sequence, 0, TAGC_MESH_SEQUENCE_REGATHER},
-                            {"placement", q->placement, TAGC_PLACE_NONE, TAGC_PLACE_HYBRID},
+                            {"sharding", q->sharding, TAGC_SHARD_FULL, TAGC_SHARD_HYBRID},
                             {"sequences", q->n_sequences, 1, 1 << 20},
                             {"tokens of a sequence", q->n_tokens, 1, 1 << 26},
                             {"micro-batches", q->n_micro_batches, 1, 1 << 16},
@@ -95,16 +95,15 @@ static tagc_status check_step(const tagc_mesh_question *q) {
     if (!(q->sparsity >= 0 && q->sparsity < 1) || (is_plain && q->sparsity != 0))
         return tagc_fail(TAGC_ERR_ARGUMENT, "sparsity is %g, allowed: 0%s", q->sparsity,
                          is_plain ? " with bf16" : " to less than 1");
-    if (q->gather > TAGC_GATHER_BF16 &&
-        (q->placement == TAGC_PLACE_NONE || q->placement == TAGC_PLACE_HYBRID))
+    if (q->gather > TAGC_GATHER_BF16 && q->sharding >= TAGC_SHARD_NONE)
         return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "placement is %s, where nothing of parameters is sent between hosts: gather %s is "
-                         "for zero1, zero2 and zero3",
-                         tagc_placement_name(q->placement), tagc_gather_choices[q->gather].name);
-    if ((q->offload & TAGC_MESH_OFFLOAD_PARAMETERS) && q->placement < TAGC_PLACE_ZERO2)
+                         "sharding is %s, where nothing of parameters is sent between hosts: gather %s is "
+                         "for full and grad",
+                         q->sharding == TAGC_SHARD_NONE ? "none" : "hybrid",
+                         tagc_gather_choices[q->gather].name);
+    if ((q->offload & TAGC_MESH_OFFLOAD_PARAMETERS) && q->sharding == TAGC_SHARD_NONE)
         return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "offload has parameters, which needs a placement that shards them, but it is %s",
-                         tagc_placement_name(q->placement));
+                         "offload has parameters, which have to be sharded, but sharding is none");
     return TAGC_OK;
 }
 

@@ -1,5 +1,5 @@
-/* The plan of a transformer on a mesh of ranks: tensor, sequence, context, expert and pipeline parallelism beside the placement of
- * data parallelism (plan.h), and what lies in the memory of the host. Closed formulas, for models that the engine does not have;
+/* The plan of a transformer on a mesh of ranks: tensor, sequence, context, expert and pipeline parallelism beside the sharding of
+ * data parallelism (fsdp.h), and what lies in the memory of the host. Closed formulas, for models that the engine does not have;
  * bytes and memory of tagc's own exchanges are those of the code that runs them.
  *
  *   mesh.c      checks, the question's answer
@@ -57,7 +57,7 @@ typedef struct tagc_mesh_question {
     int world_size, ranks_per_host;
     int n_tensor, n_context, n_pipeline, n_expert; /* ranks of each dimension; the others are data parallel */
     int sequence;                                  /* tagc_mesh_sequence */
-    int placement;                                 /* tagc_placement, over data and context ranks */
+    int sharding;                                  /* tagc_sharding, over data and context ranks */
     int n_sequences, n_tokens, n_micro_batches; /* of a data rank: per micro-batch, of a sequence, per step */
     int schedule, n_stages_per_rank;
     int recompute;

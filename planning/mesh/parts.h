@@ -60,8 +60,6 @@ tagc_status tagc_mesh_data_memory(const tagc_mesh_question *q, const tagc_mesh_s
                                   double *host);
 /* Bytes per step between device and host for offloaded states. */
 double tagc_mesh_state_moved(const tagc_mesh_question *q, const tagc_mesh_stage *stage);
-/* Gathers of a unit in a step. */
-int tagc_mesh_n_gathers(const tagc_mesh_question *q);
 
 tagc_status tagc_mesh_count_legs(const tagc_mesh_question *q, tagc_mesh_bytes legs[TAGC_MESH_N_LEGS]);
 

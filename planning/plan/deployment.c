@@ -9,53 +9,14 @@
 #include <math.h>
 #include <stdlib.h>
 
-static const int sharding_of[] = {[TAGC_PLACE_NONE] = TAGC_SHARD_NONE,
-                                  [TAGC_PLACE_ZERO1] = TAGC_SHARD_GRAD,
-                                  [TAGC_PLACE_ZERO2] = TAGC_SHARD_GRAD,
-                                  [TAGC_PLACE_ZERO3] = TAGC_SHARD_FULL,
-                                  [TAGC_PLACE_HYBRID] = TAGC_SHARD_HYBRID};
-enum { N_PLACEMENTS = sizeof sharding_of / sizeof sharding_of[0] };
-
-const char *tagc_placement_name(int placement) {
-    static const char *const names[N_PLACEMENTS] = {"none", "zero1", "zero2", "zero3", "hybrid"};
-    return names[placement];
-}
-
-int tagc_sharding_of_placement(int placement) {
-    return sharding_of[placement];
-}
-
-/* Never ZERO1, which the engine does not have. */
-int tagc_placement_of_sharding(int sharding) {
-    int placement = TAGC_PLACE_HYBRID;
-    while (sharding_of[placement] != sharding) placement--;
-    return placement;
-}
-
-int tagc_setup_keeps_replicas(const tagc_setup *s) {
-    return s->placement == TAGC_PLACE_ZERO3 && s->engine.gather >= TAGC_GATHER_DELTA8;
-}
-
-/* The engine's options under the placement. If that asks for hybrid sharding and the options do not, its hosts are the real
- * ones. */
-static tagc_fsdp_options engine_of(const tagc_setup *s) {
-    tagc_fsdp_options engine = s->engine;
-    if (s->placement == TAGC_PLACE_HYBRID && engine.sharding != TAGC_SHARD_HYBRID)
-        engine.ranks_per_host = s->world_size / s->n_hosts;
-    engine.sharding = sharding_of[tagc_setup_keeps_replicas(s) ? TAGC_PLACE_ZERO2 : s->placement];
-    return engine;
-}
-
-tagc_status tagc_setup_check(const tagc_setup *s) {
+/* TAGC_ERR_ARGUMENT names the field, its value and what is allowed. */
+static tagc_status check_setup(const tagc_setup *s) {
     TAGC_TRY(tagc_gpt2_config_check(&s->model));
     if (s->world_size < 1 || s->world_size > 65536)
         return tagc_fail(TAGC_ERR_ARGUMENT, "world-size is %d, allowed: 1 to 65536", s->world_size);
     if (s->n_hosts < 1 || s->world_size % s->n_hosts != 0)
         return tagc_fail(TAGC_ERR_ARGUMENT, "hosts is %d, which does not divide the world size of %d",
                          s->n_hosts, s->world_size);
-    if (s->placement < 0 || s->placement >= N_PLACEMENTS)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "placement is %d, allowed: 0 to %d", s->placement,
-                         N_PLACEMENTS - 1);
     if (!(s->union_density <= 1))
         return tagc_fail(TAGC_ERR_ARGUMENT, "union-density is %g, allowed: 0 to 1", s->union_density);
     return TAGC_OK;
@@ -96,9 +57,10 @@ static void find_shares(const tagc_setup *s, int per_group, double *within, doub
 static tagc_status count_reduction(const tagc_setup *s, tagc_reduction *r) {
     int is_the_engines = r->options.sparsity == s->engine.reducer.sparsity;
     r->sent_density = is_the_engines && s->sent_density > 0 ? s->sent_density : 1 - r->options.sparsity;
-    r->union_density =
-        is_the_engines && s->union_density >= 0 ? s->union_density : 1 - pow(1 - r->sent_density, r->n_ranks);
-    tagc_volume_data data = {.union_density = r->union_density, .sent_density = r->sent_density};
+    tagc_volume_data data = {.union_density = is_the_engines && s->union_density >= 0
+                                                  ? s->union_density
+                                                  : 1 - pow(1 - r->sent_density, r->n_ranks),
+                             .sent_density = r->sent_density};
     return tagc_reducer_volume(&r->options, r->n_ranks, 0, &data, &r->volume);
 }
 
@@ -114,34 +76,22 @@ static tagc_status plan_reduction(const tagc_deployment *d, int flat, tagc_reduc
     TAGC_TRY(count_reduction(d->setup, r));
     if (n_others == 0) return TAGC_OK;
     TAGC_TRY(tagc_reducer_volume(&from->within, r->n_adding, 0, NULL, &r->within));
-    if (d->engine.sharding == TAGC_SHARD_NONE)
+    if (d->setup->engine.sharding == TAGC_SHARD_NONE)
         tagc_volume_add(&r->within, TAGC_LEG_RESULT, n_others * sizeof(float) * (double)r->options.n_elems);
     if (is_first) tagc_volume_add(&r->within, TAGC_LEG_CONTROL, n_others * (double)TAGC_VERDICT_BYTES);
     return TAGC_OK;
 }
 
-/* Deltas between hosts alone; within a host a gather of replicas in bf16, twice in each micro-step. between: of the deltas, to other
- * groups; across, within: the shares that leave the host. */
-static void gather_replicas(const tagc_deployment *d, double n_elems, double between, double across,
-                            double within, tagc_gather_plan *to) {
-    int per_host = d->engine.ranks_per_host;
-    double to_each = 2.0 * d->engine.n_micro_steps * sizeof(uint16_t) * n_elems / per_host;
-    double inside = to_each * (per_host - 1);
-    to->n_bytes[0] = between;
-    to->remote_bytes[0] = between * across;
-    to->n_bytes[1] = inside;
-    to->remote_bytes[1] = inside * within;
-}
-
 static tagc_status plan_gather(const tagc_deployment *d, const tagc_gatherer_options *options,
                                tagc_gather_plan *to) {
     const tagc_setup *s = d->setup;
-    int per_host = d->engine.ranks_per_host, is_hybrid = d->engine.sharding == TAGC_SHARD_HYBRID;
+    int per_host = d->setup->engine.ranks_per_host,
+        is_hybrid = d->setup->engine.sharding == TAGC_SHARD_HYBRID;
     int n_ranks = is_hybrid ? per_host : s->world_size;
     tagc_gatherer_options between, inside;
     tagc_volume volume, volume_inside;
     double within, across;
-    if (!tagc_fsdp_gathers_in_levels(&d->engine)) {
+    if (!tagc_fsdp_gathers_in_levels(&d->setup->engine)) {
         TAGC_TRY(tagc_gatherer_volume(options, n_ranks, &volume));
         double n_bytes = volume.n_bytes[TAGC_LEG_GATHER];
         *to = (tagc_gather_plan){.n_bytes = {n_bytes}, .remote_bytes = {n_bytes * remote_within(s, n_ranks)}};
@@ -156,14 +106,13 @@ static tagc_status plan_gather(const tagc_deployment *d, const tagc_gatherer_opt
     find_shares(s, per_host, &within, &across);
     *to = (tagc_gather_plan){.n_bytes = {n_between, n_inside},
                              .remote_bytes = {n_between * across, n_inside * within}};
-    if (d->keeps_replicas) gather_replicas(d, (double)options->n_elems, n_between, across, within, to);
     return TAGC_OK;
 }
 
 static tagc_status plan_flat(const tagc_deployment *d, int flat, tagc_flat_plan *to) {
     const tagc_layout_flat *from = &d->layout->flats[flat];
     int n_ranks = d->setup->world_size;
-    int n_owners = d->engine.sharding == TAGC_SHARD_HYBRID ? d->engine.ranks_per_host : n_ranks;
+    int n_owners = d->setup->engine.sharding == TAGC_SHARD_HYBRID ? d->setup->engine.ranks_per_host : n_ranks;
     *to = (tagc_flat_plan){.n_owned = from->n_padded / (uint64_t)(from->has_gatherer ? n_owners : 1)};
     if (from->has_gatherer) TAGC_TRY(plan_gather(d, &from->gatherer, &to->gather));
     return plan_reduction(d, flat, &to->reduction);
@@ -179,19 +128,11 @@ tagc_status tagc_model_layout(const tagc_gpt2_config *model, const tagc_fsdp_opt
     return status;
 }
 
-tagc_status tagc_setup_layout(const tagc_setup *setup, tagc_layout **out) {
-    *out = NULL;
-    TAGC_TRY(tagc_setup_check(setup));
-    tagc_fsdp_options engine = engine_of(setup);
-    return tagc_model_layout(&setup->model, &engine, setup->world_size, out);
-}
-
 tagc_status tagc_deployment_create(const tagc_setup *setup, tagc_deployment *out) {
-    TAGC_TRY(tagc_setup_check(setup));
+    TAGC_TRY(check_setup(setup));
     tagc_deployment *d = out;
-    *d = (tagc_deployment){
-        .setup = setup, .engine = engine_of(setup), .keeps_replicas = tagc_setup_keeps_replicas(setup)};
-    TAGC_TRY(tagc_setup_layout(setup, &d->layout));
+    *d = (tagc_deployment){.setup = setup};
+    TAGC_TRY(tagc_model_layout(&setup->model, &setup->engine, setup->world_size, &d->layout));
     d->flats = calloc((size_t)d->layout->n_flats, sizeof *d->flats);
     tagc_status status = TAGC_OK;
     if (!d->flats) status = tagc_fail(TAGC_ERR_MEMORY, "no memory for %d flats", d->layout->n_flats);
@@ -224,36 +165,12 @@ static int n_alike_before(const tagc_deployment *d, int flat) {
     return n;
 }
 
-/* Ranks of a host that share what their host keeps of replicas. */
-static int replica_ranks(const tagc_deployment *d) {
-    return d->engine.two_level ? d->engine.ranks_per_host : 1;
-}
-
-static uint64_t replica_bytes(const tagc_deployment *d, int flat) {
-    return sizeof(uint16_t) * d->layout->flats[flat].n_padded / (uint64_t)replica_ranks(d);
-}
-
 /* What outlives a pass: masters, gradients and moments of the owner, and whole copies if they are replicated. */
 static uint64_t state_bytes(const tagc_deployment *d, int flat) {
     uint64_t n_owned = d->flats[flat].n_owned, n_padded = d->layout->flats[flat].n_padded;
     uint64_t n_elems = 4 * n_owned;
-    if (d->keeps_replicas) return n_elems * sizeof(float) + replica_bytes(d, flat);
-    if (d->engine.sharding == TAGC_SHARD_GRAD) n_elems += n_padded;
-    if (d->setup->placement == TAGC_PLACE_ZERO1) n_elems += n_padded;
+    if (d->setup->engine.sharding == TAGC_SHARD_GRAD) n_elems += n_padded;
     return n_elems * sizeof(float);
-}
-
-/* Of zero3 with deltas: masters and gathered units as without them, and the replicas. */
-static tagc_status parameters_with_replicas(const tagc_deployment *d, uint64_t *n_bytes) {
-    tagc_fsdp_options engine = d->engine;
-    tagc_layout *layout;
-    engine.sharding = TAGC_SHARD_FULL;
-    engine.gather = TAGC_GATHER_BF16;
-    TAGC_TRY(tagc_model_layout(&d->setup->model, &engine, d->setup->world_size, &layout));
-    *n_bytes = layout->memory.parameters;
-    for (int i = 0; i < d->layout->n_flats; i++) *n_bytes += replica_bytes(d, i);
-    tagc_layout_destroy(layout);
-    return TAGC_OK;
 }
 
 /* What steps take of shared memory: of one unit, of the unit that takes most, and of all. */
@@ -270,19 +187,18 @@ static void add_work(work_bytes *w, uint64_t n_bytes, int is_new_unit) {
     if (w->unit > w->most) w->most = w->unit;
 }
 
-/* Between hosts, or of the only level; and within a host, whose rows of replicas NCCL gathers. */
+/* Between hosts, or of the only level; and within a host. */
 static void measure_gather(const tagc_deployment *d, const tagc_gatherer_options *options,
                            tagc_exchange_memory out[2]) {
-    int per_host = d->engine.ranks_per_host, n_hosts = d->setup->world_size / per_host;
+    int per_host = d->setup->engine.ranks_per_host, n_hosts = d->setup->world_size / per_host;
     tagc_gatherer_options between, inside;
-    if (!tagc_fsdp_gathers_in_levels(&d->engine)) {
-        int is_hybrid = d->engine.sharding == TAGC_SHARD_HYBRID;
+    if (!tagc_fsdp_gathers_in_levels(&d->setup->engine)) {
+        int is_hybrid = d->setup->engine.sharding == TAGC_SHARD_HYBRID;
         (void)tagc_gatherer_memory(options, is_hybrid ? per_host : d->setup->world_size, &out[0]);
         return;
     }
     tagc_flat_gather_split(options, n_hosts, per_host, &between, &inside);
     (void)tagc_gatherer_memory(&between, n_hosts, &out[0]);
-    if (d->keeps_replicas) return;
     (void)tagc_gatherer_memory(&inside, per_host, &out[1]);
     out[1].buffers *= (uint64_t)n_hosts;
     out[1].work *= (uint64_t)n_hosts;
@@ -309,8 +225,7 @@ static void add_exchanges(const tagc_deployment *d, int flat, work_bytes work[N_
     add_work(&work[3], gatherer[1].work, is_new_unit);
 }
 
-tagc_status tagc_deployment_memory(const tagc_deployment *d, tagc_plan_memory *out) {
-    uint64_t n_whole = 0, n_owned = 0;
+static void measure_memory(const tagc_deployment *d, tagc_plan_memory *out) {
     work_bytes work[N_WORKS] = {{0}};
     int has_levels = 0;
     *out = (tagc_plan_memory){.engine = d->layout->memory};
@@ -319,28 +234,21 @@ tagc_status tagc_deployment_memory(const tagc_deployment *d, tagc_plan_memory *o
         add_exchanges(d, i, work, out);
         has_levels |= d->flats[i].reduction.n_adding > 1;
         out->state += state_bytes(d, i);
-        n_whole += d->layout->flats[i].n_padded;
-        n_owned += d->flats[i].n_owned;
     }
     int kinds[N_WORKS] = {has_levels ? TAGC_WORK_PLACE : TAGC_WORK_REDUCE, TAGC_WORK_HOST_SUM,
                           TAGC_WORK_GATHER, TAGC_WORK_GATHER};
     for (int i = 0; i < N_WORKS; i++)
         out->buffers += tagc_work_capacity(kinds[i], work[i].most, work[i].total);
-    if (d->keeps_replicas) TAGC_TRY(parameters_with_replicas(d, &out->engine.parameters));
-    if (d->setup->placement ==
-        TAGC_PLACE_ZERO1) /* whole gradients, in addition to the part that the update reads */
-        out->engine.gradients = (n_whole + n_owned) * sizeof(float);
     out->total = out->engine.parameters + out->engine.gradients + out->engine.optimizer +
                  out->engine.residuals + out->buffers;
-    return TAGC_OK;
 }
 
 tagc_status tagc_plan_memory_of(const tagc_setup *setup, tagc_plan_memory *out) {
     tagc_deployment d;
     TAGC_TRY(tagc_deployment_create(setup, &d));
-    tagc_status status = tagc_deployment_memory(&d, out);
+    measure_memory(&d, out);
     tagc_deployment_destroy(&d);
-    return status;
+    return TAGC_OK;
 }
 
 tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, tagc_plan_memory *memory) {
@@ -353,17 +261,16 @@ tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, t
     int per_host = setup->world_size / setup->n_hosts;
     volume->n_params = d.layout->n_params;
     volume->n_compressed = d.layout->n_compressed;
-    volume->n_mild = d.layout->n_mild;
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
         volume->n_bytes[leg] = forecast.n_bytes[leg];
         volume->n_host_bytes[leg] = per_host * forecast.n_remote_bytes[leg];
     }
-    int n_exchanges = d.engine.exchange_each_micro_step ? d.engine.n_micro_steps : 1;
+    int n_exchanges = setup->engine.exchange_each_micro_step ? setup->engine.n_micro_steps : 1;
     for (int i = 0; i < d.layout->n_flats; i++)
         for (int leg = TAGC_LEG_INDEX; leg <= TAGC_LEG_RESULT; leg++)
             if (d.layout->flats[i].class_ == TAGC_CLASS_COMPRESSED)
                 volume->n_bytes_compressed += n_exchanges * tagc_reduction_bytes(&d.flats[i].reduction, leg);
-    if (memory && status == TAGC_OK) status = tagc_deployment_memory(&d, memory);
+    if (memory) measure_memory(&d, memory);
     tagc_deployment_destroy(&d);
     return status;
 }

@@ -1,15 +1,13 @@
 /* Inside of the module: everything about a setup that does not need the simulation. For each flat of the engine, its
  * reducer and gatherer, their ranks and bytes.
  *
- * Every placement combines a reducer and a gatherer per flat:
+ * Every sharding combines a reducer and a gatherer per flat:
  *
- *   none            an all-reduce over all ranks
- *   zero1, zero2    a reduce-scatter over all ranks; a gather once per step
- *   zero3           a reduce-scatter over all ranks; gathers for forward and again for backward
- *   zero3, deltas   as PyTorch's FSDP2: deltas between hosts once per step, into a replica in bf16 of what the ranks of a place own;
- *                   gathers of that within a host, for forward and again for backward
- *   hybrid          one reduction: a reduce-scatter within a host and an all-reduce of the shard across hosts; gathers
- *                   as zero3, within a host */
+ *   none     an all-reduce over all ranks
+ *   grad     a reduce-scatter over all ranks; a gather once per step
+ *   full     a reduce-scatter over all ranks; gathers for forward and again for backward
+ *   hybrid   one reduction: a reduce-scatter within a host and an all-reduce of the shard across hosts; gathers as full,
+ *            within a host */
 #ifndef TAGC_PLAN_DEPLOYMENT_H
 #define TAGC_PLAN_DEPLOYMENT_H
 
@@ -27,7 +25,7 @@ typedef struct tagc_reduction {
     tagc_volume volume, within;
     double remote_share,
         within_share; /* of these, what leaves the host: groups of n_adding ranks may not be the real hosts */
-    double union_density, sent_density;
+    double sent_density;
 } tagc_reduction;
 
 /* Of one rank. Level 0 is sent at once; in two levels, level 1 goes within the host when level 0 has arrived. */
@@ -45,8 +43,6 @@ typedef struct tagc_flat_plan {
 
 typedef struct tagc_deployment {
     const tagc_setup *setup;
-    tagc_fsdp_options engine; /* with the sharding of the placement */
-    int keeps_replicas;       /* zero3 with deltas, where the engine's legs are those of zero2 */
     tagc_layout *layout;
     tagc_flat_plan *flats;        /* (layout->n_flats) */
     tagc_order_observer observer; /* sees simulated steps; for tests */
@@ -61,8 +57,6 @@ double tagc_reduction_decoded(const tagc_reduction *reduction);
 /* On failure nothing stays allocated. `setup` must outlive `out`. */
 tagc_status tagc_deployment_create(const tagc_setup *setup, tagc_deployment *out);
 void tagc_deployment_destroy(tagc_deployment *deployment);
-
-tagc_status tagc_deployment_memory(const tagc_deployment *deployment, tagc_plan_memory *out);
 
 /* ---- simulate.c ---- */
 

@@ -1,6 +1,6 @@
 /* Planning: the memory, bytes and time of a deployment, without running it.
  *
- *   setup      a model, ranks and hosts, a batch, options of the engine, a placement
+ *   setup      a model, ranks and hosts, a batch, options of the engine
  *   volume     bytes per leg and optimizer step, and memory: exact, from the code that lays out real engines
  *   costs      the time of a machine for a product and an element
  *   forecast   a simulated optimizer step with these costs */
@@ -13,42 +13,22 @@
 
 /* ---- setup ---- */
 
-typedef enum tagc_placement {
-    TAGC_PLACE_NONE = 0,  /* everything replicated (DDP) */
-    TAGC_PLACE_ZERO1 = 1, /* optimizer sharded */
-    TAGC_PLACE_ZERO2 = 2, /* gradients too */
-    TAGC_PLACE_ZERO3 = 3, /* parameters too */
-    TAGC_PLACE_HYBRID = 4 /* ZeRO-3 within a host, replicas across hosts */
-} tagc_placement;
-
-const char *tagc_placement_name(int placement); /* "zero3" */
-/* Of the engine, or of the one that has most of the placement's legs. */
-int tagc_sharding_of_placement(int placement);
-int tagc_placement_of_sharding(int sharding);
-
 typedef struct tagc_setup {
     tagc_gpt2_config model;
     int world_size, n_hosts; /* n_hosts divides world_size */
     int n_batch, n_tokens;   /* of a rank and micro-step */
-    int placement;
-    tagc_fsdp_options engine; /* `placement` replaces its sharding */
+    tagc_fsdp_options engine;
     /* packed and sketch: density of the union of what ranks keep, in flats with the engine's sparsity; < 0: as if each rank
      * sent 1 - sparsity, independently of the others. */
     double union_density;
     double sent_density; /* of what direct keeps in the same flats; 0: 1 - sparsity */
 } tagc_setup;
 
-/* 1: parameters are sharded, and sent between hosts as deltas to replicas, as by PyTorch's FSDP2. tagc train has no such engine. */
-int tagc_setup_keeps_replicas(const tagc_setup *setup);
-/* TAGC_ERR_ARGUMENT names the field, its value and what is allowed. */
-tagc_status tagc_setup_check(const tagc_setup *setup);
 /* Floating point operations of the products of all micro-steps of a rank. */
 double tagc_setup_flops(const tagc_setup *setup);
 /* The layout of an engine for this model. */
 tagc_status tagc_model_layout(const tagc_gpt2_config *model, const tagc_fsdp_options *engine, int world_size,
                               tagc_layout **out);
-/* The layout of the engine under the setup's placement. */
-tagc_status tagc_setup_layout(const tagc_setup *setup, tagc_layout **out);
 
 /* ---- volume and memory ---- */
 
@@ -56,7 +36,7 @@ typedef struct tagc_plan_volume {
     double n_bytes[TAGC_N_LEGS];      /* sent by one rank in an optimizer step, mean over ranks */
     double n_host_bytes[TAGC_N_LEGS]; /* sent by all ranks of one host to other hosts */
     double n_bytes_compressed;        /* index, values, leftovers and results of compressed flats */
-    uint64_t n_params, n_compressed, n_mild;
+    uint64_t n_params, n_compressed;
 } tagc_plan_volume;
 
 typedef struct tagc_plan_memory {
@@ -67,6 +47,9 @@ typedef struct tagc_plan_memory {
 } tagc_plan_memory;
 
 tagc_status tagc_plan_memory_of(const tagc_setup *setup, tagc_plan_memory *out);
+/* Local. TAGC_ERR_MEMORY with the figures if this host has not the memory for n_here ranks of the setup; `what` begins the
+ * text. n_batch 0: an engine that computes nothing. TAGC_ERR_ARGUMENT if no such batch can be computed. */
+tagc_status tagc_plan_check_memory(const char *what, const tagc_setup *setup, int n_here);
 tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, tagc_plan_memory *memory);
 
 /* ---- costs ---- */

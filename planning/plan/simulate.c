@@ -358,7 +358,8 @@ static tagc_status update(simulation *s) {
         for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++)
             n_owned += (double)s->d->flats[i].n_owned;
         tagc_clock_work(&s->clock, n_owned * s->costs->optimizer_s);
-        if (s->d->engine.sharding == TAGC_SHARD_GRAD) TAGC_TRY(tagc_order_begin_gather(&s->order, unit));
+        if (s->d->setup->engine.sharding == TAGC_SHARD_GRAD)
+            TAGC_TRY(tagc_order_begin_gather(&s->order, unit));
     }
     return TAGC_OK;
 }
@@ -438,13 +439,13 @@ static tagc_status run_steps(const tagc_deployment *d, const tagc_costs *costs, 
                     .layout = d->layout,
                     .costs = costs ? costs : &nothing,
                     .is_timed = costs != NULL,
-                    .options = d->engine};
+                    .options = d->setup->engine};
     s.options.n_micro_steps = n_micro_steps; /* of which the first ones are simulated */
     tagc_sim_machine machine = machine_of(d->setup, link);
     tagc_clock_init(&s.clock, &machine);
     tagc_status status = prepare(&s);
     /* A step begins with the gathers that the update before it left under way. */
-    if (status == TAGC_OK && d->engine.sharding == TAGC_SHARD_GRAD) status = update(&s);
+    if (status == TAGC_OK && d->setup->engine.sharding == TAGC_SHARD_GRAD) status = update(&s);
     double start_s = s.clock.now_s, comm_s = s.clock.comm_s;
     s.forecast = (tagc_forecast){0};
     for (int i = 0; status == TAGC_OK && i < n_micro_steps; i++) status = run_micro_step(&s);
@@ -464,7 +465,7 @@ static tagc_status run_steps(const tagc_deployment *d, const tagc_costs *costs, 
 /* Micro-steps in the middle are equal: a few are simulated, the rest are added. */
 tagc_status tagc_deployment_run(const tagc_deployment *d, const tagc_costs *costs, const tagc_plan_link *link,
                                 tagc_forecast *out) {
-    int n = d->engine.n_micro_steps, n_more = n - MAX_WHOLE_STEPS;
+    int n = d->setup->engine.n_micro_steps, n_more = n - MAX_WHOLE_STEPS;
     if (n_more <= 0) return run_steps(d, costs, link, n, out);
     tagc_forecast before;
     double *value = (double *)out, *value_before = (double *)&before;

@@ -80,19 +80,19 @@ tagc_mesh_model tagc_mesh_gpt(double n_params, int n_positions) {
 enum { TIMED = TAGC_TIMED_ALONE | TAGC_TIMED_HOSTS, EVERYWHERE = TIMED | TAGC_ON_MESH };
 
 const tagc_strategy tagc_strategies[TAGC_N_STRATEGIES] = {
-    {"FSDP2 in bf16", EVERYWHERE, TAGC_PLACE_ZERO3, PLAIN},
-    {"FSDP2 in bf16, reshard_after_forward=False", TAGC_TIMED_ALONE | TAGC_ON_MESH, TAGC_PLACE_ZERO2, PLAIN},
-    {"FSDP2 in bf16, sharded within a host", TAGC_TIMED_HOSTS | TAGC_ON_MESH, TAGC_PLACE_HYBRID, PLAIN},
-    {"DDP in bf16", TAGC_ON_MESH, TAGC_PLACE_NONE, PLAIN},
-    {"tagc, 4 bits, parameters=\"delta4\"", EVERYWHERE, TAGC_PLACE_ZERO3, TAGC_GATHER_DELTA4,
+    {"FSDP2 in bf16", EVERYWHERE, TAGC_SHARD_FULL, PLAIN},
+    {"FSDP2 in bf16, reshard_after_forward=False", TAGC_TIMED_ALONE | TAGC_ON_MESH, TAGC_SHARD_GRAD, PLAIN},
+    {"FSDP2 in bf16, sharded within a host", TAGC_TIMED_HOSTS | TAGC_ON_MESH, TAGC_SHARD_HYBRID, PLAIN},
+    {"DDP in bf16", TAGC_ON_MESH, TAGC_SHARD_NONE, PLAIN},
+    {"tagc, 4 bits, parameters=\"delta4\"", EVERYWHERE, TAGC_SHARD_FULL, TAGC_GATHER_DELTA4,
      TAGC_LEVEL_EVERY},
-    {"tagc, 95 % zero, parameters=\"delta4\"", EVERYWHERE, TAGC_PLACE_ZERO3, TAGC_GATHER_DELTA4,
+    {"tagc, 95 % zero, parameters=\"delta4\"", EVERYWHERE, TAGC_SHARD_FULL, TAGC_GATHER_DELTA4,
      TAGC_LEVEL_LAST},
-    {"tagc, sharded within a host, 4 bits", TAGC_TIMED_HOSTS | TAGC_ON_MESH, TAGC_PLACE_HYBRID,
+    {"tagc, sharded within a host, 4 bits", TAGC_TIMED_HOSTS | TAGC_ON_MESH, TAGC_SHARD_HYBRID,
      TAGC_GATHER_BF16, TAGC_LEVEL_EVERY},
-    {"tagc, sharded within a host, 95 % zero", TAGC_TIMED_HOSTS, TAGC_PLACE_HYBRID, TAGC_GATHER_BF16,
+    {"tagc, sharded within a host, 95 % zero", TAGC_TIMED_HOSTS, TAGC_SHARD_HYBRID, TAGC_GATHER_BF16,
      TAGC_LEVEL_LAST},
-    {"tagc, DDP, 4 bits", TAGC_ON_MESH, TAGC_PLACE_NONE, TAGC_GATHER_BF16, TAGC_LEVEL_EVERY},
+    {"tagc, DDP, 4 bits", TAGC_ON_MESH, TAGC_SHARD_NONE, TAGC_GATHER_BF16, TAGC_LEVEL_EVERY},
 };
 
 int tagc_strategy_compresses(const tagc_strategy *strategy) {

@@ -37,9 +37,9 @@ typedef enum tagc_strategy_use {
 
 typedef struct tagc_strategy {
     const char *name;
-    int uses;              /* tagc_strategy_use, combined by | */
-    int placement, gather; /* tagc_placement, tagc_gather_kind */
-    int level;             /* of the schedule, at which gradients are sent; -1: as they are, in bf16 */
+    int uses;             /* tagc_strategy_use, combined by | */
+    int sharding, gather; /* tagc_sharding, tagc_gather_kind */
+    int level;            /* of the schedule, at which gradients are sent; -1: as they are, in bf16 */
 } tagc_strategy;
 
 /* Of the strategies that other rows are compared with. */

@@ -2,7 +2,6 @@
 #include "sizes/rows.h"
 
 #include "core/status.h"
-#include "plan/ask.h"
 #include "plan/plan.h"
 #include "sizes/catalogue.h"
 #include <math.h>
@@ -12,43 +11,66 @@ enum { SEQUENCE = 2048 }; /* tokens */
 
 /* ---- data parallelism alone ---- */
 
+/* What encoding an element of a parameter takes, or decoding it, beside the codec of a gradient. Measured where both are on
+ * processors, in 4 bits. */
+static const double gather_share = 0.5;
+static const double decode_share = 0.25; /* of a gradient's codec; the rest selects and encodes */
+
 /* What is gathered as deltas is gathered once in a step, as with ZeRO-2. */
 static int sharding_of(const tagc_strategy *strategy) {
-    if (strategy->gather >= TAGC_GATHER_DELTA8) return TAGC_SHARD_GRAD;
-    return tagc_sharding_of_placement(strategy->placement);
+    return strategy->gather >= TAGC_GATHER_DELTA8 ? TAGC_SHARD_GRAD : strategy->sharding;
 }
 
-static tagc_status ask(const tagc_times_setup *s, const tagc_strategy *strategy, int link, int n_levels,
-                       tagc_plan_reply *reply) {
+/* Where nothing is compressed, attention is sent as all the rest. */
+static void set_engine(const tagc_times_setup *s, const tagc_strategy *strategy, int n_levels,
+                       tagc_fsdp_options *engine) {
+    tagc_fsdp_options_init(engine);
+    engine->sharding = sharding_of(strategy);
+    engine->gather = strategy->gather;
+    engine->n_micro_steps = s->n_micro_steps;
+    engine->ranks_per_host = s->ranks_per_host;
+    engine->two_level = n_levels == 2 && s->ranks_per_host > 1 && engine->sharding != TAGC_SHARD_HYBRID;
+    engine->policy = tagc_strategy_compresses(strategy) ? TAGC_POLICY_NON_ATTENTION_LINEAR : TAGC_POLICY_ALL;
+    engine->dense_format = TAGC_FORMAT_BF16;
+    engine->reducer.exchange = TAGC_EXCHANGE_DIRECT;
+    tagc_strategy_sends(strategy, &engine->reducer.format, &engine->reducer.sparsity);
+    if (engine->reducer.sparsity == 0) engine->mild.format = engine->reducer.format;
+    tagc_fsdp_options_resolve(engine);
+}
+
+/* What an engine of this strategy sends and holds. n_levels: 2: the ranks of a host add their gradients, and share what they
+ * gather, before anything leaves the host; 1: each rank exchanges with all others by itself. */
+static tagc_status count(const tagc_times_setup *s, const tagc_strategy *strategy, int n_levels,
+                         tagc_setup *setup, tagc_plan_volume *volume, tagc_plan_memory *memory) {
     int n_tokens = s->n_tokens < SEQUENCE ? s->n_tokens : SEQUENCE;
-    double n_sequences = (double)s->n_tokens / n_tokens, n_batch = ceil(n_sequences);
-    tagc_plan_question q = {.n_layer = s->n_layer,
-                            .n_embd = s->n_embd,
-                            .n_vocab = TAGC_MESH_VOCAB,
-                            .n_batch = (int)n_batch,
-                            .n_tokens = n_tokens,
-                            .n_micro_steps = s->n_micro_steps,
-                            .world_size = s->hosts * s->ranks_per_host,
-                            .ranks_per_host = s->ranks_per_host,
-                            .n_levels = n_levels,
-                            .sharding = sharding_of(strategy),
-                            .gather = strategy->gather,
-                            .link_bytes_per_s = s->links_bytes_per_s[link],
-                            .latency_s = s->latency_s,
-                            .host_bytes_per_s = s->host_bytes_per_s,
-                            /* A part of a sequence takes that part of its time. */
-                            .flops_per_s = s->flops_per_s * n_batch / n_sequences,
-                            .compute_s = s->compute_s,
-                            .codec_s = s->codec_s};
-    tagc_strategy_sends(strategy, &q.format, &q.sparsity);
-    return tagc_plan_ask(&q, reply);
+    *setup = (tagc_setup){.model = {s->n_layer, 1, s->n_embd, n_tokens, TAGC_MESH_VOCAB, 0},
+                          .world_size = s->hosts * s->ranks_per_host,
+                          .n_hosts = s->hosts,
+                          .n_batch = (int)ceil((double)s->n_tokens / n_tokens),
+                          .n_tokens = n_tokens,
+                          .union_density = -1};
+    set_engine(s, strategy, n_levels, &setup->engine);
+    return tagc_plan_count(setup, volume, memory);
+}
+
+static double gradient_bytes(const tagc_plan_volume *volume) {
+    double n_bytes = 0;
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) n_bytes += volume->n_host_bytes[leg];
+    return n_bytes - volume->n_host_bytes[TAGC_LEG_GATHER];
+}
+
+/* Of a floating point operation. A part of a sequence takes that part of its time. */
+static double flop_s(const tagc_times_setup *s, const tagc_setup *setup) {
+    double n_sequences = (double)s->n_tokens / setup->n_tokens;
+    if (s->compute_s > 0) return s->compute_s / tagc_setup_flops(setup);
+    return 1 / (s->flops_per_s * setup->n_batch / n_sequences);
 }
 
 /* What the planner counts as an fp32 copy of all parameters is torch's own, in bf16, or a replica of deltas: in bf16, of what one
  * rank of each host owns. */
-static double memory_of(const tagc_times_setup *s, const tagc_strategy *strategy,
-                        const tagc_plan_reply *reply) {
-    uint64_t n = reply->n_params, n_bytes = reply->state_bytes + reply->residual_bytes;
+static double memory_of(const tagc_times_setup *s, const tagc_strategy *strategy, uint64_t n,
+                        const tagc_plan_memory *memory) {
+    uint64_t n_bytes = memory->state + memory->engine.residuals;
     if (sharding_of(strategy) == TAGC_SHARD_GRAD) {
         n_bytes -= 4 * n;
         n_bytes += 2 * n / (uint64_t)(strategy->gather == TAGC_GATHER_BF16 ? 1 : s->ranks_per_host);
@@ -57,19 +79,31 @@ static double memory_of(const tagc_times_setup *s, const tagc_strategy *strategy
 }
 
 static tagc_status make_row(const tagc_times_setup *s, const tagc_strategy *strategy, tagc_times_row *row) {
-    *row = (tagc_times_row){
-        .name = strategy->name, .compresses = tagc_strategy_compresses(strategy), .strategy = strategy};
-    for (int link = 0; link < s->n_links; link++) {
-        tagc_plan_reply reply;
-        TAGC_TRY(ask(s, strategy, link, 2, &reply));
-        row->step_s[link] = reply.step_s;
-        row->exposed_s[link] = reply.exposed_s;
-        if (link > 0) continue;
-        row->memory_bytes = memory_of(s, strategy, &reply);
-        row->gradient_bytes = reply.gradient_bytes;
-        row->parameter_bytes = reply.gather_bytes;
-        row->n_params = (double)reply.n_params;
-        row->compute_s = reply.compute_s;
+    tagc_setup setup;
+    tagc_plan_volume volume;
+    tagc_plan_memory memory;
+    TAGC_TRY(count(s, strategy, 2, &setup, &volume, &memory));
+    *row = (tagc_times_row){.name = strategy->name,
+                            .compresses = tagc_strategy_compresses(strategy),
+                            .strategy = strategy,
+                            .memory_bytes = memory_of(s, strategy, volume.n_params, &memory),
+                            .gradient_bytes = gradient_bytes(&volume),
+                            .parameter_bytes = volume.n_host_bytes[TAGC_LEG_GATHER],
+                            .n_params = (double)volume.n_params};
+    const tagc_costs costs = {.flop_s = flop_s(s, &setup),
+                              .encode_s = (1 - decode_share) * s->codec_s,
+                              .decode_s = decode_share * s->codec_s,
+                              .gather_encode_s = gather_share * s->codec_s,
+                              .gather_decode_s = gather_share * s->codec_s};
+    for (int i = 0; i < s->n_links; i++) {
+        const tagc_plan_link link = {.latency_s = s->latency_s,
+                                     .bytes_per_s = s->links_bytes_per_s[i],
+                                     .host_bytes_per_s = s->host_bytes_per_s};
+        tagc_forecast forecast;
+        TAGC_TRY(tagc_plan_simulate(&setup, &costs, &link, &forecast));
+        row->step_s[i] = forecast.iteration_s;
+        row->exposed_s[i] = forecast.wait_gather_s + forecast.wait_reduce_s;
+        if (i == 0) row->compute_s = forecast.compute_s;
     }
     return TAGC_OK;
 }
@@ -89,12 +123,14 @@ static tagc_status make_card(const tagc_times_setup *s, tagc_times_plan *plan) {
     const tagc_times_row *dense = &plan->rows[0], *four = &plan->rows[2], *few = &plan->rows[3];
     double n_hosts = s->hosts, n_ranks = n_hosts * s->ranks_per_host;
     double ring = (n_ranks - 1) / n_ranks / ((n_hosts - 1) / n_hosts);
-    tagc_plan_reply flat;
-    TAGC_TRY(ask(s, four_bits, 0, 1, &flat));
+    tagc_setup setup;
+    tagc_plan_volume flat;
+    TAGC_TRY(count(s, four_bits, 1, &setup, &flat, NULL));
     add_card(plan, s, dense->name, ", a ring of all ranks", ring * dense->gradient_bytes,
              ring * dense->parameter_bytes);
     add_card(plan, s, dense->name, ", in two levels", dense->gradient_bytes, dense->parameter_bytes);
-    add_card(plan, s, four_bits->name, ", each rank by itself", flat.gradient_bytes, flat.gather_bytes);
+    add_card(plan, s, four_bits->name, ", each rank by itself", gradient_bytes(&flat),
+             flat.n_host_bytes[TAGC_LEG_GATHER]);
     add_card(plan, s, four->name, ", in two levels", four->gradient_bytes, four->parameter_bytes);
     add_card(plan, s, few->name, ", in two levels", few->gradient_bytes, few->parameter_bytes);
     return TAGC_OK;
@@ -137,7 +173,7 @@ static tagc_status ask_mesh(const tagc_mesh_question *question, const tagc_strat
                             int backward, tagc_mesh_reply *reply) {
     tagc_mesh_question q = *question;
     q.struct_bytes = sizeof q;
-    q.placement = strategy->placement;
+    q.sharding = strategy->sharding;
     q.gather = strategy->gather;
     tagc_strategy_sends(strategy, &q.format, &q.sparsity);
     q.forward = forward;
@@ -153,8 +189,8 @@ static int differs(const tagc_mesh_question *q, int n_data_ranks, const tagc_str
     if (!(strategy->uses & TAGC_ON_MESH)) return 0;
     if (strategy == &tagc_strategies[TAGC_STRATEGY_FSDP2] && q->n_pipeline > 1) return 0;
     if (tagc_strategy_compresses(strategy) && near == n_data_ranks) return 0; /* within a host, or alone */
-    if (strategy->placement == TAGC_PLACE_HYBRID && (near == 1 || near == n_data_ranks)) return 0;
-    return strategy->placement != TAGC_PLACE_NONE || !(q->offload & TAGC_MESH_OFFLOAD_PARAMETERS);
+    if (strategy->sharding == TAGC_SHARD_HYBRID && (near == 1 || near == n_data_ranks)) return 0;
+    return strategy->sharding != TAGC_SHARD_NONE || !(q->offload & TAGC_MESH_OFFLOAD_PARAMETERS);
 }
 
 static void add_sent(tagc_mesh_plan *plan, const char *what, const char *suffix, int compresses,

@@ -90,7 +90,7 @@ typedef struct tagc_mesh_plan {
 /* Of a kind of memory (tagc_mesh_kind). */
 const char *tagc_mesh_kind_name(int kind);
 
-/* The strategies that differ on this mesh. The question's placement, format, sparsity and gather have no meaning; its forward and
+/* The strategies that differ on this mesh. The question's sharding, format, sparsity and gather have no meaning; its forward and
  * backward are those of compress_stage(). TAGC_ERR_ARGUMENT names what is wrong with the question. */
 tagc_status tagc_mesh_plan_make(const tagc_mesh_question *question, double flops_per_s, tagc_mesh_plan *out);
 

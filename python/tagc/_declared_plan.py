@@ -27,7 +27,7 @@ class MeshQuestion(Structure):
     _fields_ = [
         ("struct_bytes", c_size_t), ("model", MeshModel), ("world_size", c_int), ("ranks_per_host", c_int),
         ("n_tensor", c_int), ("n_context", c_int), ("n_pipeline", c_int), ("n_expert", c_int),
-        ("sequence", c_int), ("placement", c_int), ("n_sequences", c_int), ("n_tokens", c_int),
+        ("sequence", c_int), ("sharding", c_int), ("n_sequences", c_int), ("n_tokens", c_int),
         ("n_micro_batches", c_int), ("schedule", c_int), ("n_stages_per_rank", c_int), ("recompute", c_int),
         ("keeps_scores", c_int), ("has_dropout", c_int), ("offload", c_int), ("codec_on_host", c_int),
         ("format", c_int), ("sparsity", c_double), ("gather", c_int), ("forward", c_int), ("backward", c_int),

@@ -38,7 +38,7 @@ static size_t compress_gzip(const char *text, size_t n_bytes, uint8_t *out, size
 static char *text_of(const char *path) {
     tagc_tokens *tokens;
     tagc_tokens_info info;
-    assert_ok(tagc_tokens_open(path, TAGC_TOKENS_TAGC, &tokens));
+    assert_ok(tagc_tokens_open(path, &tokens));
     tagc_tokens_get_info(tokens, &info);
     assert_int_equal(info.vocab_size, 256);
     assert_int_equal(info.token_bytes, 1);

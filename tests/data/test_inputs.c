@@ -15,7 +15,7 @@ typedef struct built {
 static void read_tokens(const char *path, char *text, size_t capacity) {
     tagc_tokens *tokens;
     *text = '\0';
-    if (tagc_tokens_open(path, TAGC_TOKENS_TAGC, &tokens) != TAGC_OK) return;
+    if (tagc_tokens_open(path, &tokens) != TAGC_OK) return;
     uint64_t n = tagc_tokens_n(tokens);
     assert_true(n < capacity);
     for (uint64_t i = 0; i < n; i++) {

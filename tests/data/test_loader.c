@@ -16,7 +16,7 @@ static tagc_tokens *counting_tokens(void *folder, size_t n) {
     }
     scratch_write(path, file, 2 * n);
     free(file);
-    assert_ok(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &tokens));
+    assert_ok(tagc_tokens_open(path, &tokens));
     return tokens;
 }
 

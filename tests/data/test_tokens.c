@@ -56,7 +56,7 @@ TEST(reads_ours_in_each_width) {
 
         tagc_tokens *opened;
         tagc_tokens_info info;
-        assert_ok(tagc_tokens_open(path, k % 2 ? TAGC_TOKENS_TAGC : TAGC_TOKENS_AUTO, &opened));
+        assert_ok(tagc_tokens_open(path, &opened));
         tagc_tokens_get_info(opened, &info);
         assert_int_equal(info.format, TAGC_TOKENS_TAGC);
         assert_int_equal(info.token_bytes, kinds[k].width);
@@ -85,7 +85,7 @@ TEST(reads_nanogpt) {
     scratch_write(other, file, sizeof file);
     tagc_tokens *tokens;
     tagc_tokens_info info;
-    assert_ok(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &tokens));
+    assert_ok(tagc_tokens_open(path, &tokens));
     tagc_tokens_get_info(tokens, &info);
     assert_int_equal(info.format, TAGC_TOKENS_RAW16);
     assert_int_equal(info.vocab_size, 0);
@@ -105,17 +105,12 @@ TEST(reads_nanogpt) {
     assert_fails(tagc_tokens_read(tokens, 0, 1, 0, out), TAGC_ERR_ARGUMENT, "vocab_size is 0");
     tagc_tokens_close(tokens);
 
-    /* Without the name's word for it, only when asked. */
-    assert_fails(tagc_tokens_open(other, TAGC_TOKENS_AUTO, &tokens), TAGC_ERR_CORRUPT, "no token file");
+    /* Not without the name's word for it. */
+    assert_fails(tagc_tokens_open(other, &tokens), TAGC_ERR_CORRUPT, "no token file");
     assert_null(tokens);
-    assert_ok(tagc_tokens_open(other, TAGC_TOKENS_RAW16, &tokens));
-    tagc_tokens_close(tokens);
 
     scratch_write(path, file, 7);
-    assert_fails(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &tokens), TAGC_ERR_CORRUPT, "7 bytes");
-    assert_fails(tagc_tokens_open(path, TAGC_TOKENS_TAGC, &tokens), TAGC_ERR_CORRUPT, "header alone");
-    assert_fails(tagc_tokens_open(path, TAGC_TOKENS_LLMC, &tokens), TAGC_ERR_CORRUPT, "llm.c");
-    assert_fails(tagc_tokens_open(path, (tagc_tokens_format)9, &tokens), TAGC_ERR_ARGUMENT, "format is 9");
+    assert_fails(tagc_tokens_open(path, &tokens), TAGC_ERR_CORRUPT, "7 bytes");
 }
 
 TEST(reads_llmc) {
@@ -134,7 +129,7 @@ TEST(reads_llmc) {
         for (int i = 0; i < 12; i++) file[1024 + i * kinds[k].width] = (uint8_t)(200 + i);
         scratch_write(path, file, n_bytes);
         tagc_tokens_info info;
-        assert_ok(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &tokens));
+        assert_ok(tagc_tokens_open(path, &tokens));
         tagc_tokens_get_info(tokens, &info);
         assert_int_equal(info.format, TAGC_TOKENS_LLMC);
         assert_int_equal(info.n_tokens, 12);
@@ -143,18 +138,18 @@ TEST(reads_llmc) {
         tagc_tokens_close(tokens);
 
         scratch_write(path, file, n_bytes - 1);
-        assert_fails(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &tokens), TAGC_ERR_CORRUPT, "n_tokens is 12");
+        assert_fails(tagc_tokens_open(path, &tokens), TAGC_ERR_CORRUPT, "n_tokens is 12");
         scratch_write(path, file, 1000);
-        assert_fails(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &tokens), TAGC_ERR_CORRUPT, "header alone");
+        assert_fails(tagc_tokens_open(path, &tokens), TAGC_ERR_CORRUPT, "header alone");
         put_u32(file + 8, 0xffffffff);
         scratch_write(path, file, n_bytes);
-        assert_fails(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &tokens), TAGC_ERR_CORRUPT, "n_tokens");
+        assert_fails(tagc_tokens_open(path, &tokens), TAGC_ERR_CORRUPT, "n_tokens");
         put_u32(file + 8, 0);
         scratch_write(path, file, 1024);
-        assert_fails(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &tokens), TAGC_ERR_CORRUPT, "n_tokens is 0");
+        assert_fails(tagc_tokens_open(path, &tokens), TAGC_ERR_CORRUPT, "n_tokens is 0");
         put_u32(file + 4, 3);
         scratch_write(path, file, n_bytes);
-        assert_fails(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &tokens), TAGC_ERR_UNSUPPORTED, "version is 3");
+        assert_fails(tagc_tokens_open(path, &tokens), TAGC_ERR_UNSUPPORTED, "version is 3");
     }
 }
 
@@ -164,18 +159,15 @@ TEST(refuses_every_cut_and_every_flipped_bit) {
     for (uint32_t i = 0; i < 40; i++) values[i] = i * 7;
     size_t n_bytes = make_ours(file, 2, 300, values, 40);
     tagc_tokens_info info;
-    assert_ok(tagc_token_file_parse(file, n_bytes, n_bytes, TAGC_TOKENS_AUTO, "x", &info));
+    assert_ok(tagc_token_file_parse(file, n_bytes, "x", &info));
     for (size_t n = 0; n < n_bytes; n++)
-        assert_int_not_equal(tagc_token_file_parse(file, n, n, TAGC_TOKENS_AUTO, "x", &info), TAGC_OK);
+        assert_int_not_equal(tagc_token_file_parse(file, n, "x", &info), TAGC_OK);
     for (size_t bit = 0; bit < 8 * n_bytes; bit++) {
         memcpy(broken, file, n_bytes);
         broken[bit / 8] ^= (uint8_t)(1u << (bit % 8));
-        tagc_status status = tagc_token_file_parse(broken, n_bytes, n_bytes, TAGC_TOKENS_AUTO, "x", &info);
+        tagc_status status = tagc_token_file_parse(broken, n_bytes, "x", &info);
         if (status == TAGC_OK) fail_msg("bit %zu of byte %zu went unnoticed", bit % 8, bit / 8);
     }
-    memcpy(broken, file, n_bytes);
-    assert_int_not_equal(tagc_token_file_parse(broken, n_bytes, n_bytes + 2, TAGC_TOKENS_AUTO, "x", &info),
-                         TAGC_OK);
 }
 
 /* Files that tagc up to 0.2 made have XXH64 as checksum, and only they. */
@@ -185,17 +177,15 @@ TEST(reads_the_first_version) {
     for (uint32_t i = 0; i < 40; i++) values[i] = i * 7;
     size_t n_bytes = make_version(1, file, 2, 300, values, 40);
     tagc_tokens_info info;
-    assert_ok(tagc_token_file_parse(file, n_bytes, n_bytes, TAGC_TOKENS_AUTO, "x", &info));
+    assert_ok(tagc_token_file_parse(file, n_bytes, "x", &info));
     assert_int_equal(info.n_tokens, 40);
     for (size_t at = 0; at < n_bytes; at++) {
         file[at] ^= 1;
-        assert_int_not_equal(tagc_token_file_parse(file, n_bytes, n_bytes, TAGC_TOKENS_AUTO, "x", &info),
-                             TAGC_OK);
+        assert_int_not_equal(tagc_token_file_parse(file, n_bytes, "x", &info), TAGC_OK);
         file[at] ^= 1;
     }
     put_u64(file + 120, tagc_xxh3(file, 120, 0));
-    assert_fails(tagc_token_file_parse(file, n_bytes, n_bytes, TAGC_TOKENS_AUTO, "x", &info),
-                 TAGC_ERR_CORRUPT, "header's checksum");
+    assert_fails(tagc_token_file_parse(file, n_bytes, "x", &info), TAGC_ERR_CORRUPT, "header's checksum");
 }
 
 /* Checksums right, fields wrong: what another program could write. */
@@ -224,34 +214,32 @@ TEST(refuses_lying_fields) {
         size_t n_bytes = make_ours(file, 2, 300, values, 40);
         put_u32(file + lies[i].at, lies[i].value);
         put_u64(file + 120, checksum(2, file, 120));
-        assert_int_not_equal(tagc_token_file_parse(file, n_bytes, n_bytes, TAGC_TOKENS_AUTO, "x", &info),
-                             TAGC_OK);
+        assert_int_not_equal(tagc_token_file_parse(file, n_bytes, "x", &info), TAGC_OK);
         if (!strstr(tagc_last_error(), lies[i].part)) fail_msg("%s: %s", lies[i].part, tagc_last_error());
     }
     size_t n_bytes = make_ours(file, 2, 300, values, 40);
     memset(file + 40, 'x', 64);
     put_u64(file + 120, checksum(2, file, 120));
-    assert_fails(tagc_token_file_parse(file, n_bytes, n_bytes, TAGC_TOKENS_AUTO, "x", &info),
-                 TAGC_ERR_CORRUPT, "tokenizer is longer");
+    assert_fails(tagc_token_file_parse(file, n_bytes, "x", &info), TAGC_ERR_CORRUPT, "tokenizer is longer");
 }
 
 TEST(refuses_what_is_no_file) {
     tagc_tokens *tokens = (tagc_tokens *)1;
-    assert_fails(tagc_tokens_open(scratch_path(*state, "none.bin"), TAGC_TOKENS_AUTO, &tokens), TAGC_ERR_IO,
+    assert_fails(tagc_tokens_open(scratch_path(*state, "none.bin"), &tokens), TAGC_ERR_IO,
                  "none.bin: cannot open");
     assert_null(tokens);
-    assert_fails(tagc_tokens_open(*state, TAGC_TOKENS_AUTO, &tokens), TAGC_ERR_IO, "not a file");
+    assert_fails(tagc_tokens_open(*state, &tokens), TAGC_ERR_IO, "not a file");
     const char *path = scratch_path(*state, "pipe.bin");
     assert_int_equal(mkfifo(path, 0600), 0); /* to which nobody writes */
     alarm(60);
-    assert_fails(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &tokens), TAGC_ERR_IO, "not a file");
+    assert_fails(tagc_tokens_open(path, &tokens), TAGC_ERR_IO, "not a file");
     alarm(0);
     path = scratch_path(*state, "empty.bin");
     scratch_write(path, "", 0);
-    assert_fails(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &tokens), TAGC_ERR_CORRUPT, "empty");
+    assert_fails(tagc_tokens_open(path, &tokens), TAGC_ERR_CORRUPT, "empty");
     path = scratch_path(*state, "notes.txt");
     scratch_write(path, "just words\n", 11);
-    assert_fails(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &tokens), TAGC_ERR_CORRUPT, "tagc data");
+    assert_fails(tagc_tokens_open(path, &tokens), TAGC_ERR_CORRUPT, "tagc data");
     tagc_tokens_close(NULL);
     assert_string_equal(tagc_tokens_format_name(TAGC_TOKENS_LLMC), "llmc");
     assert_string_equal(tagc_tokens_format_name(7), "?");
@@ -269,7 +257,7 @@ TEST(shards_are_one_file) {
     char path[1024], pattern[1100], folder[1024];
     snprintf(folder, sizeof folder, "%s", scratch_path(*state, "shards"));
     assert_int_equal(mkdir(folder, 0777), 0);
-    snprintf(path, sizeof path, "%s", scratch_path(*state, "whole.dat"));
+    snprintf(path, sizeof path, "%s", scratch_path(*state, "whole.bin"));
     scratch_write(path, bytes, sizeof bytes);
     for (size_t i = 0, at = 0; i < N_SHARDS; at = ends[i++])
         scratch_write(scratch_path(*state, names[i]), bytes + 2 * at, 2 * (ends[i] - at));
@@ -277,7 +265,7 @@ TEST(shards_are_one_file) {
     snprintf(pattern, sizeof pattern, "%s/*train*.bin", folder);
 
     tagc_tokens *whole, *shards[2], *val;
-    assert_ok(tagc_tokens_open(path, TAGC_TOKENS_RAW16, &whole));
+    assert_ok(tagc_tokens_open(path, &whole));
     assert_ok(tagc_data_open(folder, TAGC_DATA_TRAIN, &shards[0]));
     assert_ok(tagc_data_open(pattern, TAGC_DATA_TRAIN, &shards[1]));
     assert_ok(tagc_data_open(folder, TAGC_DATA_VAL, &val));

@@ -58,18 +58,6 @@ TEST(gives_the_values_of_the_library) {
 #endif
 }
 
-TEST(pieces_give_the_same) {
-    for (size_t n = 0; n < MOST; n += n < 1200 ? 1 : 61)
-        for (size_t piece = 1; piece < 2 * n + 2; piece = 3 * piece + 1) {
-            tagc_xxh64_state hash;
-            tagc_xxh64_begin(&hash);
-            for (size_t at = 0; at < n; at += piece)
-                tagc_xxh64_add(&hash, bytes + at, n - at < piece ? n - at : piece);
-            tagc_xxh64_add(&hash, NULL, 0);
-            assert_int_equal(tagc_xxh64_end(&hash), tagc_xxh64(bytes, n, 0));
-        }
-}
-
 int main(void) {
     return test_run(fill, NULL);
 }

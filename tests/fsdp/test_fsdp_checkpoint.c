@@ -6,7 +6,6 @@
 
 #include "core/xxh3.h"
 #include "fsdp/checkpoint.h"
-#include "fsdp/checkpoint_files.h"
 #include "fsdp/checkpoint_format.h"
 #include "fsdp/internal.h"
 #include <dirent.h>

@@ -32,7 +32,7 @@ C_ORDER = [
     ["engine/train"],
     ["planning/plan"],
     ["planning/mesh"],
-    ["planning/measure", "planning/sizes"],
+    ["planning/sizes"],
     ["command/options"],
     ["command/bench", "command/cluster"],
     ["command/cli"],

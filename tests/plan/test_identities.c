@@ -15,15 +15,12 @@ typedef struct counted {
     double compressed_bits; /* gradients of the compressed part */
 } counted;
 
-static tagc_setup make(int placement, int world_size) {
-    tagc_setup setup = {.world_size = world_size,
-                        .n_hosts = world_size,
-                        .n_batch = 1,
-                        .n_tokens = 256,
-                        .placement = placement,
-                        .union_density = -1};
+static tagc_setup make(int sharding, int world_size) {
+    tagc_setup setup = {
+        .world_size = world_size, .n_hosts = world_size, .n_batch = 1, .n_tokens = 256, .union_density = -1};
     assert_int_equal(tagc_gpt2_preset("gpt2-162m", &setup.model), TAGC_OK);
     tagc_fsdp_options_init(&setup.engine);
+    setup.engine.sharding = sharding;
     setup.engine.policy = TAGC_POLICY_NONE;
     return setup;
 }
@@ -54,60 +51,25 @@ static double n_embeddings(const tagc_gpt2_config *c) {
  * half as much again (a ring all-reduce moves every value twice; here, to its owner and back). */
 TEST(sharding_divides_state_and_costs_half_more) {
     for (int world_size = 2; world_size <= 64; world_size *= 2) {
-        tagc_setup setup = make(TAGC_PLACE_NONE, world_size);
+        tagc_setup setup = make(TAGC_SHARD_NONE, world_size);
         double n = (double)tagc_gpt2_n_params(&setup.model), emb = n_embeddings(&setup.model);
-        counted each[TAGC_PLACE_ZERO3 + 1];
-        for (int p = TAGC_PLACE_NONE; p <= TAGC_PLACE_ZERO3; p++) {
-            setup.placement = p;
-            each[p] = count(&setup);
+        counted each[TAGC_SHARD_NONE + 1];
+        for (int sharding = TAGC_SHARD_FULL; sharding <= TAGC_SHARD_NONE; sharding++) {
+            setup.engine.sharding = sharding;
+            each[sharding] = count(&setup);
         }
-        counted *ddp = &each[TAGC_PLACE_NONE], *zero3 = &each[TAGC_PLACE_ZERO3];
+        counted *ddp = &each[TAGC_SHARD_NONE], *zero3 = &each[TAGC_SHARD_FULL];
         assert_near((double)ddp->memory.state, 16 * n, 1e-4); /* parameters, gradients, two moments in fp32 */
         assert_near((double)ddp->memory.state / (double)zero3->memory.state, world_size, 1e-9);
-        assert_near((double)each[TAGC_PLACE_ZERO1].memory.engine.optimizer, 8 * n / world_size, 1e-3);
-        assert_true(each[TAGC_PLACE_ZERO1].memory.state <= ddp->memory.state); /* masters beside replicas */
-        assert_true(each[TAGC_PLACE_ZERO2].memory.state < each[TAGC_PLACE_ZERO1].memory.state);
-        assert_true(zero3->memory.state < each[TAGC_PLACE_ZERO2].memory.state);
+        assert_near((double)each[TAGC_SHARD_GRAD].memory.engine.optimizer, 8 * n / world_size, 1e-3);
+        assert_true(each[TAGC_SHARD_GRAD].memory.state <= ddp->memory.state); /* masters beside replicas */
+        assert_true(zero3->memory.state < each[TAGC_SHARD_GRAD].memory.state);
         assert_true(zero3->memory.total < ddp->memory.total);
         assert_near(ddp->all_bits, 64, 1e-4);
-        assert_near(each[TAGC_PLACE_ZERO1].all_bits, ddp->all_bits, 1e-4);
-        assert_near(each[TAGC_PLACE_ZERO2].all_bits, ddp->all_bits, 1e-4);
+        assert_near(each[TAGC_SHARD_GRAD].all_bits, ddp->all_bits, 1e-4);
         /* With the embeddings' second gather, which the engine leaves out, it would be 96. */
         assert_near(zero3->all_bits + 32 * emb / n, 1.5 * ddp->all_bits, 1e-3);
     }
-}
-
-/* One host per rank: nothing to shard within, so hybrid is DDP; one host for all: it is ZeRO-3 and sends nothing. */
-TEST(hybrid_lies_between) {
-    tagc_setup setup = make(TAGC_PLACE_HYBRID, 8);
-    counted apart = count(&setup);
-    setup.placement = TAGC_PLACE_NONE;
-    counted ddp = count(&setup);
-    assert_near(apart.bits[TAGC_LEG_VALUES] + apart.bits[TAGC_LEG_RESULT],
-                ddp.bits[TAGC_LEG_VALUES] + ddp.bits[TAGC_LEG_RESULT], 1e-6);
-    assert_true(apart.bits[TAGC_LEG_GATHER] == 0);
-    setup.placement = TAGC_PLACE_HYBRID;
-    setup.n_hosts = 1;
-    counted together = count(&setup);
-    double network = 0;
-    for (int leg = 0; leg < TAGC_N_LEGS; leg++) network += together.volume.n_host_bytes[leg];
-    assert_true(network < 1000); /* the norm's is counted as if it left */
-    setup.placement = TAGC_PLACE_ZERO3;
-    assert_near((double)together.memory.state, (double)count(&setup).memory.state, 1e-9);
-
-    /* Two hosts of four: every gradient value crosses once per direction and host, both ways of the all-reduce
-     * together 2 (H-1)/H x 4 bytes a parameter. */
-    setup.placement = TAGC_PLACE_HYBRID;
-    setup.n_hosts = 2;
-    counted two = count(&setup);
-    network = 0;
-    for (int leg = 0; leg < TAGC_N_LEGS; leg++) network += two.volume.n_host_bytes[leg];
-    assert_near(network, 4 * (double)two.volume.n_params, 1e-3);
-    setup.placement = TAGC_PLACE_ZERO3;
-    counted zero3 = count(&setup);
-    double of_zero3 = 0;
-    for (int leg = 0; leg < TAGC_N_LEGS; leg++) of_zero3 += zero3.volume.n_host_bytes[leg];
-    assert_true(network < 0.2 * of_zero3);
 }
 
 static double host_bytes(const counted *c) {
@@ -116,39 +78,44 @@ static double host_bytes(const counted *c) {
     return all;
 }
 
-/* PyTorch's FSDP2 with deltas: between hosts what ZeRO-2 sends of them, within a host two gathers in bf16 of each micro-step,
- * and the memory of ZeRO-3 with a replica, 2 bytes of what the ranks of a place own. */
-TEST(sharded_parameters_travel_as_deltas) {
-    for (int per_host = 1; per_host <= 4; per_host *= 2) {
-        tagc_setup setup = make(TAGC_PLACE_ZERO3, 8);
-        setup.n_hosts = 8 / per_host;
-        setup.engine.gather = TAGC_GATHER_BF16;
-        setup.engine.n_micro_steps = 3;
-        setup.engine.ranks_per_host = per_host;
-        setup.engine.two_level = per_host > 1;
-        counted whole = count(&setup);
+/* One host per rank: nothing to shard within, so hybrid is DDP; one host for all: it is ZeRO-3 and sends nothing. */
+TEST(hybrid_lies_between) {
+    tagc_setup setup = make(TAGC_SHARD_HYBRID, 8);
+    counted apart = count(&setup);
+    setup.engine.sharding = TAGC_SHARD_NONE;
+    counted ddp = count(&setup);
+    assert_near(apart.bits[TAGC_LEG_VALUES] + apart.bits[TAGC_LEG_RESULT],
+                ddp.bits[TAGC_LEG_VALUES] + ddp.bits[TAGC_LEG_RESULT], 1e-6);
+    assert_true(apart.bits[TAGC_LEG_GATHER] == 0);
+    setup.engine.sharding = TAGC_SHARD_HYBRID;
+    setup.engine.ranks_per_host = 8;
+    setup.n_hosts = 1;
+    counted together = count(&setup);
+    assert_true(host_bytes(&together) < 1000); /* the norm's is counted as if it left */
+    setup.engine.sharding = TAGC_SHARD_FULL;
+    assert_near((double)together.memory.state, (double)count(&setup).memory.state, 1e-9);
+
+    /* Two hosts of four: every gradient value crosses once per direction and host, both ways of the all-reduce
+     * together 2 (H-1)/H x 4 bytes a parameter. */
+    setup.engine.sharding = TAGC_SHARD_HYBRID;
+    setup.engine.ranks_per_host = 4;
+    setup.n_hosts = 2;
+    counted two = count(&setup);
+    assert_near(host_bytes(&two), 4 * (double)two.volume.n_params, 1e-3);
+    setup.engine.sharding = TAGC_SHARD_FULL;
+    counted zero3 = count(&setup);
+    assert_true(host_bytes(&two) < 0.2 * host_bytes(&zero3));
+}
+
+/* Where nothing is gathered between hosts there is no delta. */
+TEST(deltas_need_a_gather_between_hosts) {
+    static const int shardings[] = {TAGC_SHARD_FULL, TAGC_SHARD_NONE, TAGC_SHARD_HYBRID};
+    for (int i = 0; i < 3; i++) {
+        tagc_setup setup = make(shardings[i], 8);
+        tagc_plan_volume volume;
         setup.engine.gather = TAGC_GATHER_DELTA4;
-        counted deltas = count(&setup);
-        setup.placement = TAGC_PLACE_ZERO2;
-        counted zero2 = count(&setup);
-        double n = (double)deltas.volume.n_params, H = setup.n_hosts, L = per_host;
-        assert_near(host_bytes(&deltas), host_bytes(&zero2), 1e-12);
-        double gathered = deltas.volume.n_bytes[TAGC_LEG_GATHER];
-        assert_near(gathered, 4.0625 / 8 * n / L * (H - 1) / H + 2 * 3 * 2 * n * (L - 1) / L, 1e-3);
-        double more = (double)deltas.memory.engine.parameters - (double)whole.memory.engine.parameters;
-        assert_near(more, 2 * n / L, 1e-3);
-        assert_near((double)deltas.memory.state - (double)whole.memory.state, 2 * n / L, 1e-3);
-        assert_int_equal(deltas.memory.engine.gradients, whole.memory.engine.gradients);
-        assert_int_equal(deltas.memory.engine.optimizer, whole.memory.engine.optimizer);
-        assert_true(deltas.memory.state < zero2.memory.state);
+        assert_int_equal(tagc_plan_count(&setup, &volume, NULL), TAGC_ERR_ARGUMENT);
     }
-    tagc_setup setup =
-        make(TAGC_PLACE_NONE, 8); /* where nothing is gathered between hosts there is no delta */
-    tagc_plan_volume volume;
-    setup.engine.gather = TAGC_GATHER_DELTA4;
-    assert_int_equal(tagc_plan_count(&setup, &volume, NULL), TAGC_ERR_ARGUMENT);
-    setup.placement = TAGC_PLACE_HYBRID;
-    assert_int_equal(tagc_plan_count(&setup, &volume, NULL), TAGC_ERR_ARGUMENT);
 }
 
 /* The paper's Figures 1 and 2: index of b bits there and back, a sketch of 32 / ratio bits to the owner. */
@@ -156,7 +123,7 @@ TEST(volumes_of_the_paper) {
     static const struct {
         double ratio, sparsity, bits[2]; /* 1-bit and 4-bit index */
     } rows[] = {{2, 0.8, {18, 24}}, {4, 0.9, {10, 16}}, {10, 0.9875, {5.2, 11.2}}};
-    tagc_setup setup = make(TAGC_PLACE_ZERO3, 2);
+    tagc_setup setup = make(TAGC_SHARD_FULL, 2);
     setup.engine.wrap = TAGC_WRAP_MATRIX;
     assert_near(count(&setup).bits[TAGC_LEG_VALUES], 32, 1e-4);
     setup.engine.policy = TAGC_POLICY_PAPER;
@@ -185,7 +152,7 @@ TEST(volumes_of_the_paper) {
 /* All legs of the compressed part: parameters twice and the gradient once, 96 bits, against 69.2. Only matrices that
  * both passes read count here: not the token embedding, which forward alone reads, and not the root unit. */
 TEST(all_legs_of_the_paper) {
-    tagc_setup setup = make(TAGC_PLACE_ZERO3, 2);
+    tagc_setup setup = make(TAGC_SHARD_FULL, 2);
     setup.engine.wrap = TAGC_WRAP_MATRIX;
     const tagc_gpt2_config *c = &setup.model;
     double n = (double)tagc_gpt2_n_params(c), wte = (double)c->n_embd * c->vocab_size;
@@ -203,11 +170,11 @@ TEST(all_legs_of_the_paper) {
     assert_near(tagc.bits[TAGC_LEG_GATHER], dense.bits[TAGC_LEG_GATHER], 1e-9);
     /* An all-reduce brings the index back and the sums too, as LHC's 2 x 1 + 2 x 3.2 has it; ours returns the union's
      * values in place of cells: 2 + 3.2 + 32 u. */
-    setup.placement = TAGC_PLACE_NONE;
+    setup.engine.sharding = TAGC_SHARD_NONE;
     setup.union_density = 0.02;
     assert_near(count(&setup).compressed_bits, 2 + 3.2 + 32 * 0.02, 1e-3);
     /* Packed: 2 + 32 u, and u of independent choices. */
-    setup.placement = TAGC_PLACE_ZERO3;
+    setup.engine.sharding = TAGC_SHARD_FULL;
     setup.engine.reducer.exchange = TAGC_EXCHANGE_PACKED;
     setup.engine.paper.ratio = 0;
     assert_near(count(&setup).compressed_bits, 2 + 32 * 0.02, 1e-3);
@@ -219,7 +186,7 @@ TEST(all_legs_of_the_paper) {
 /* Positions that fall independently: of the ranks that choose, which are hosts where their ranks add first. Sums come back here. */
 TEST(unions_are_of_those_who_choose) {
     static const int exchanges[] = {TAGC_EXCHANGE_PACKED, TAGC_EXCHANGE_SKETCH, TAGC_EXCHANGE_DIRECT};
-    tagc_setup setup = make(TAGC_PLACE_NONE, 8);
+    tagc_setup setup = make(TAGC_SHARD_NONE, 8);
     setup.n_hosts = 4;
     setup.engine.policy = TAGC_POLICY_ALL;
     setup.engine.reducer.sparsity = 0.9;
@@ -237,7 +204,7 @@ TEST(unions_are_of_those_who_choose) {
 
 /* Accumulation moves gradients once per optimizer step, unless each micro-step sends, as the published loop does. */
 TEST(accumulation_defers_gradients) {
-    tagc_setup setup = make(TAGC_PLACE_ZERO2, 4);
+    tagc_setup setup = make(TAGC_SHARD_GRAD, 4);
     counted one = count(&setup);
     setup.engine.n_micro_steps = 20;
     counted deferred = count(&setup);

@@ -44,7 +44,6 @@ static void compare(small_run *run, const char *what) {
                         .n_hosts = run->options.sharding == TAGC_SHARD_HYBRID ? run->world_size / 2 : 1,
                         .n_batch = run->n_sequences / run->world_size / run->options.n_micro_steps,
                         .n_tokens = run->n_tokens,
-                        .placement = tagc_placement_of_sharding(run->options.sharding),
                         .union_density = -1};
     engine_log.n = plan_log.n = 0;
     run->watch = watch_engine;

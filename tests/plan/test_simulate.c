@@ -15,12 +15,8 @@ static void assert_near(double seen, double expected, double share) {
 }
 
 static tagc_setup make(const char *preset, int world_size) {
-    tagc_setup setup = {.world_size = world_size,
-                        .n_hosts = world_size,
-                        .n_batch = 1,
-                        .n_tokens = 16,
-                        .placement = TAGC_PLACE_ZERO3,
-                        .union_density = -1};
+    tagc_setup setup = {
+        .world_size = world_size, .n_hosts = world_size, .n_batch = 1, .n_tokens = 16, .union_density = -1};
     assert_int_equal(tagc_gpt2_preset(preset, &setup.model), TAGC_OK);
     tagc_fsdp_options_init(&setup.engine);
     setup.engine.policy = TAGC_POLICY_NONE;
@@ -44,19 +40,18 @@ static double all_bytes(const tagc_forecast *f) {
 
 /* An endless link without latency: what is left is computing, and the update. */
 TEST(nothing_but_computing) {
-    for (int placement = TAGC_PLACE_NONE; placement <= TAGC_PLACE_ZERO3; placement++)
+    for (int sharding = TAGC_SHARD_FULL; sharding <= TAGC_SHARD_NONE; sharding++)
         for (int n_micro = 1; n_micro <= 7; n_micro += 2) {
             tagc_setup setup = make("tiny", 4);
             tagc_costs costs = {0};
             costs.flop_s = 1e-9;
-            setup.placement = placement;
+            setup.engine.sharding = sharding;
             setup.engine.n_micro_steps = n_micro;
             tagc_forecast f = simulate(&setup, &costs, (double)INFINITY, 0);
             assert_near(f.iteration_s, 1e-9 * tagc_setup_flops(&setup), 1e-6);
             assert_near(f.compute_s, f.iteration_s, 1e-6);
             costs.optimizer_s = 1e-6;
-            double n_owned =
-                (double)tagc_gpt2_n_params(&setup.model) / (placement == TAGC_PLACE_NONE ? 1 : 4);
+            double n_owned = (double)tagc_gpt2_n_params(&setup.model) / (sharding == TAGC_SHARD_NONE ? 1 : 4);
             f = simulate(&setup, &costs, (double)INFINITY, 0);
             assert_near(f.optimizer_s, 1e-6 * n_owned, 0.01); /* padding */
         }
@@ -66,7 +61,7 @@ TEST(nothing_but_computing) {
 TEST(nothing_but_bytes) {
     for (int variant = 0; variant < 5 * 3; variant++) {
         tagc_setup setup = make(variant % 2 ? "demo" : "tiny", 2 + variant % 3);
-        setup.placement = variant % 5 < 4 ? variant % 5 : TAGC_PLACE_ZERO3;
+        setup.engine.sharding = variant % 5 < 3 ? variant % 5 : TAGC_SHARD_FULL;
         setup.engine.n_micro_steps = 1 + variant / 5;
         setup.engine.dense_format = variant % 2;
         setup.engine.wrap = variant % 5 == 4 ? TAGC_WRAP_MATRIX : TAGC_WRAP_BLOCK;
@@ -105,14 +100,14 @@ TEST(one_unit_by_hand) {
     assert_near(f.wait_reduce_s, shard_s + 72 / bytes_per_s + 3 * latency_s, 1e-9);
 
     /* Replicated: no gather, and the sums come back, beside which the ranks agree. */
-    setup.placement = TAGC_PLACE_NONE;
+    setup.engine.sharding = TAGC_SHARD_NONE;
     expected += -1e-7 * n_padded / 2 + 1e-7 * n_padded - latency_s - word_s;
     assert_near(simulate(&setup, &costs, bytes_per_s, latency_s).iteration_s, expected, 1e-9);
 
     /* Two ranks of one host share its link with two of the other: each sends a third of its bytes within the host. */
     setup.world_size = 4;
     setup.n_hosts = 2;
-    setup.placement = TAGC_PLACE_ZERO3;
+    setup.engine.sharding = TAGC_SHARD_FULL;
     n_padded = (double)tagc_padded_elems(tagc_gpt2_n_params(&setup.model), 4);
     double leave_s =
         n_padded / 4 * 4 * 2 / (bytes_per_s / 2); /* two peers are remote, two ranks share the link */
@@ -147,7 +142,7 @@ TEST(nothing_but_latency) {
 static tagc_setup make_direct(int n_layers, int n_ranks, double sparsity) {
     tagc_setup setup = make("tiny", n_ranks);
     setup.model.n_layer = n_layers;
-    setup.placement = TAGC_PLACE_ZERO2;
+    setup.engine.sharding = TAGC_SHARD_GRAD;
     setup.engine.policy = TAGC_POLICY_ALL;
     setup.engine.reducer.exchange = TAGC_EXCHANGE_DIRECT;
     setup.engine.reducer.sparsity = sparsity;
@@ -281,14 +276,14 @@ TEST(two_levels_by_hand) {
 TEST(gathers_begin_inside_the_update) {
     const double bytes_per_s = 1e7;
     tagc_setup setup = make("tiny", 2);
-    setup.placement = TAGC_PLACE_ZERO2;
+    setup.engine.sharding = TAGC_SHARD_GRAD;
     setup.model = (tagc_gpt2_config){1, 1, 64, 32, 31300, 1};
     setup.engine.wrap = TAGC_WRAP_MATRIX;
     tagc_costs costs = {0};
     costs.flop_s = 1e-10;
     costs.optimizer_s = 1e-6;
     tagc_layout *layout;
-    assert_int_equal(tagc_setup_layout(&setup, &layout), TAGC_OK);
+    assert_int_equal(tagc_model_layout(&setup.model, &setup.engine, setup.world_size, &layout), TAGC_OK);
     assert_int_equal(layout->n_flats, 2);
     double first_s = 1e-6 * (double)layout->flats[0].n_padded / 2,
            second_s = 1e-6 * (double)layout->flats[1].n_padded / 2;
@@ -320,7 +315,7 @@ TEST(times_go_the_right_way) {
     for (int variant = 0; variant < 4 * 4 * 2; variant++) {
         int is_direct = variant / 4 % 2, is_sparse = variant / 8 % 2;
         tagc_setup setup = make("demo", 2 + variant % 3);
-        setup.placement = variant % 4;
+        setup.engine.sharding = variant % 3;
         setup.engine.policy = is_direct ? TAGC_POLICY_NON_ATTENTION_LINEAR : TAGC_POLICY_NONE;
         if (!is_direct) tagc_reducer_options_send_whole(&setup.engine.reducer, TAGC_FORMAT_FP32);
         if (is_direct) {

@@ -29,7 +29,6 @@ static double padded_compressed(const small_run *run) {
                         .n_hosts = 1,
                         .n_batch = 1,
                         .n_tokens = 1,
-                        .placement = tagc_placement_of_sharding(options.sharding),
                         .engine = options};
     tagc_plan_volume none, all;
     setup.engine.reducer.exchange = TAGC_EXCHANGE_PACKED;
@@ -52,7 +51,6 @@ static void compare(small_run *run, const char *what) {
                         .n_hosts = 1,
                         .n_batch = run->n_sequences / run->world_size / run->options.n_micro_steps,
                         .n_tokens = run->n_tokens,
-                        .placement = tagc_placement_of_sharding(run->options.sharding),
                         .engine = run->options,
                         .union_density = -1};
     double n_union = (double)run->stats[0].n_union;
@@ -203,7 +201,6 @@ TEST(direct_positions) {
                             .n_hosts = 1,
                             .n_batch = 1,
                             .n_tokens = run.n_tokens,
-                            .placement = tagc_placement_of_sharding(run.options.sharding),
                             .engine = run.options,
                             .union_density = -1};
         tagc_plan_volume v;
@@ -262,12 +259,12 @@ TEST(hosts_are_told_apart) {
     setup.engine.policy = TAGC_POLICY_ALL;
     setup.engine.ranks_per_host = 2;
     setup.engine.two_level = 1;
-    setup.placement = TAGC_PLACE_ZERO2;
+    setup.engine.sharding = TAGC_SHARD_GRAD;
     assert_int_equal(tagc_plan_count(&setup, &v, NULL), TAGC_OK);
     /* Of a dense row in bf16 to the neighbour nothing leaves: of all values, half of them. */
     double n_padded = 0;
     tagc_layout *layout;
-    assert_int_equal(tagc_setup_layout(&setup, &layout), TAGC_OK);
+    assert_int_equal(tagc_model_layout(&setup.model, &setup.engine, setup.world_size, &layout), TAGC_OK);
     for (int i = 0; i < layout->n_flats; i++) n_padded += (double)layout->flats[i].n_padded;
     double words = 16.0 * layout->n_flats; /* to each other rank, beside its rows */
     tagc_layout_destroy(layout);
@@ -298,7 +295,7 @@ TEST(hosts_are_told_apart) {
         assert_true(fabs(apart.n_host_bytes[leg] - v.n_bytes[leg]) <= 1e-9 * v.n_bytes[leg]);
     }
     setup.n_hosts = 4;
-    setup.placement = TAGC_PLACE_HYBRID;
+    setup.engine.sharding = TAGC_SHARD_HYBRID;
     assert_int_equal(tagc_plan_count(&setup, &v, NULL), TAGC_OK);
     assert_true(v.n_bytes[TAGC_LEG_GATHER] > 0 && v.n_host_bytes[TAGC_LEG_GATHER] == 0);
     assert_true(v.n_host_bytes[TAGC_LEG_RESULT] == 2 * v.n_bytes[TAGC_LEG_RESULT]);

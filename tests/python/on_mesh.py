@@ -5,7 +5,7 @@ import math
 from tagc import _planner as planner
 
 GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE = range(4)
-NONE, ZERO1, ZERO2, ZERO3, HYBRID = range(5)
+FULL, GRAD, NONE, HYBRID = range(4)
 TORCH, MEGATRON = 1, 2
 BASE = dict(
     n_layer=8,
@@ -26,7 +26,7 @@ BASE = dict(
     n_pipeline=1,
     n_expert=1,
     sequence=0,
-    placement=ZERO3,
+    sharding=FULL,
     n_sequences=2,
     n_tokens=128,
     n_micro_batches=1,

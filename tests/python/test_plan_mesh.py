@@ -9,15 +9,14 @@ import re
 
 import pytest
 from on_mesh import (
+    FULL,
+    GRAD,
     HYBRID,
     INTERLEAVED,
     MEGATRON,
     NONE,
     ONE_F_ONE_B,
     TORCH,
-    ZERO1,
-    ZERO2,
-    ZERO3,
     activations,
     ask,
     message,
@@ -59,20 +58,17 @@ def test_states_take_what_zero_says():
     sends half as much again."""
     n = ask()["n_params"]
     sent = {}
-    for world_size, placement in itertools.product((2, 8, 64), (NONE, ZERO1, ZERO2, ZERO3)):
-        found = ask(world_size=world_size, placement=placement)
+    for world_size, sharding in itertools.product((2, 8, 64), (NONE, GRAD, FULL)):
+        found = ask(world_size=world_size, sharding=sharding)
         states = sum(found["device"][kind] for kind in ("parameters", "gradients", "optimizer"))
-        part = {NONE: 16, ZERO1: 8 + 8 / world_size, ZERO2: 16 / world_size, ZERO3: 16 / world_size}[
-            placement
-        ]
-        assert states == pytest.approx(part * n)
-        assert found["device"]["replicas"] == pytest.approx(2 * n if placement == ZERO2 else 0)
+        assert states == pytest.approx(16 * n / (1 if sharding == NONE else world_size))
+        assert found["device"]["replicas"] == pytest.approx(2 * n if sharding == GRAD else 0)
         legs = found["legs"]
-        sent[placement] = legs["gradients"]["rank"] + legs["parameters"]["rank"]
+        sent[sharding] = legs["gradients"]["rank"] + legs["parameters"]["rank"]
         around = 2 * n * (world_size - 1) / world_size
-        gathers = {NONE: 2, ZERO1: 2, ZERO2: 2, ZERO3: 3}[placement]
-        assert sent[placement] == pytest.approx(gathers * around)
-    assert sent[ZERO3] / sent[NONE] == pytest.approx(1.5)
+        gathers = 3 if sharding == FULL else 2
+        assert sent[sharding] == pytest.approx(gathers * around)
+    assert sent[FULL] / sent[NONE] == pytest.approx(1.5)
     tensor = ask(world_size=8, n_tensor=8)
     split = n - 8 * (4 * 256 + 2 * 256) - 2 * 256  # norms, and biases that are added to sums
     assert tensor["device"]["parameters"] == pytest.approx(4 * (split / 8 + n - split))
@@ -87,7 +83,7 @@ def test_experts_are_split_over_their_ranks():
     for n_expert in (1, 2, 8):  # sharded over the ranks that hold the same ones, all together over all
         found = ask(**n, n_expert=n_expert)
         assert found["device"]["parameters"] == pytest.approx(4 * all_ / 16)
-        whole = ask(**n, n_expert=n_expert, placement=NONE)["device"]["parameters"]
+        whole = ask(**n, n_expert=n_expert, sharding=NONE)["device"]["parameters"]
         assert whole == pytest.approx(4 * (all_ - 8 * one + 8 * one / n_expert))
 
 
@@ -213,7 +209,7 @@ def test_bytes_of_each_rank_and_host(t, c, d, p, e, per_host):
         has_bias=0,
         n_kv_head=8,
     )
-    legs = ask(**shape, placement=ZERO2)["legs"]
+    legs = ask(**shape, sharding=GRAD)["legs"]
     of = {leg: Ranks(t, c, d, p, per_host) for leg in legs}
     at = of["tensor"].at
     for stage, x, y in itertools.product(range(p), range(d), range(c)):
@@ -261,7 +257,7 @@ def test_what_is_computed_again_is_sent_again():
 
 def test_shards_within_a_host_and_replicas_between():
     """HSDP: a reduce-scatter and gathers within a host; between hosts an all-reduce of what a rank holds."""
-    how = dict(world_size=12, ranks_per_host=4, placement=HYBRID, n_embd=1024, n_ffn=4096, has_bias=0)
+    how = dict(world_size=12, ranks_per_host=4, sharding=HYBRID, n_embd=1024, n_ffn=4096, has_bias=0)
     found = ask(**how)
     n, legs = found["n_params"], found["legs"]
     across = 2 * 2 * n / 4 * 2 / 3
@@ -277,15 +273,15 @@ def test_shards_within_a_host_and_replicas_between():
 
 def test_gradients_accumulate_whole():
     """FSDP2 reduces after the last micro-batch alone; until then a rank keeps whole gradients, in bf16."""
-    for placement in (ZERO2, ZERO3, HYBRID):
+    for sharding in (GRAD, FULL, HYBRID):
         one, four = (
-            ask(world_size=4, ranks_per_host=2, placement=placement, n_micro_batches=m) for m in (1, 4)
+            ask(world_size=4, ranks_per_host=2, sharding=sharding, n_micro_batches=m) for m in (1, 4)
         )
         assert four["device"]["gradients"] - one["device"]["gradients"] == 2 * one["n_params"]
-        times = 1 if placement == ZERO2 else 4
+        times = 1 if sharding == GRAD else 4
         assert four["legs"]["parameters"]["rank"] == pytest.approx(times * one["legs"]["parameters"]["rank"])
         assert four["legs"]["gradients"] == one["legs"]["gradients"]
-    ddp = [ask(world_size=4, placement=NONE, n_micro_batches=m)["device"]["gradients"] for m in (1, 4)]
+    ddp = [ask(world_size=4, sharding=NONE, n_micro_batches=m)["device"]["gradients"] for m in (1, 4)]
     assert ddp[0] == ddp[1]
 
 
@@ -338,7 +334,7 @@ def some_mesh(random):
             n_experts=8,
             n_active=2,
             n_micro_batches=random.choice((1, 4, 8)),
-            placement=random.choice((0, 2, 3, 4)),
+            sharding=random.randrange(4),
             recompute=random.choice((0, 1, 2)),
             sequence=random.choice((0, 1, 2)) if t > 1 else 0,
         )
@@ -373,11 +369,11 @@ def test_what_holds_of_every_plan():
                 other = ask(**wider)
             except lib.Error:
                 continue
-            if other["fullest"] != found["fullest"] or how["placement"] == HYBRID:
+            if other["fullest"] != found["fullest"] or how["sharding"] == HYBRID:
                 continue  # within a host, tensor parallelism takes ranks from those that shard
             for kind in kinds:
                 assert other["device"][kind] <= found["device"][kind] * (1 + 1e-9), (how, kind)
-        if how["placement"] >= ZERO2 and (away := ask(**how, offload=7))["fullest"] == found["fullest"]:
+        if how["sharding"] != NONE and (away := ask(**how, offload=7))["fullest"] == found["fullest"]:
             assert all(away["device"][kind] <= found["device"][kind] for kind in found["device"])
             for kind in ("parameters", "optimizer"):
                 assert away["device"][kind] == 0
@@ -394,8 +390,8 @@ def test_offload_moves_each_state_once():
     """As FSDP2's policy: each gather reads 4 bytes per owned value, gradients come once. ZeRO-Offload:
     gradients go, updated parameters come back."""
     n = ask(world_size=4)["n_params"] / 4
-    for placement, offload, times in ((ZERO3, 1, 3), (ZERO2, 1, 2), (ZERO3, 2, 2), (ZERO3, 3, 3)):
-        found = ask(world_size=4, placement=placement, offload=offload)
+    for sharding, offload, times in ((FULL, 1, 3), (GRAD, 1, 2), (FULL, 2, 2), (FULL, 3, 3)):
+        found = ask(world_size=4, sharding=sharding, offload=offload)
         assert found["legs"]["offload"]["rank"] == pytest.approx(4 * times * n)
         assert found["host"]["gradients"] == pytest.approx(4 * n) and found["device"]["optimizer"] == 0
     kept = ask(offload=4)
@@ -468,7 +464,7 @@ def test_what_cannot_be_is_named():
             "micro-batches is 3, allowed",
         ),
         (dict(offload=8), "offload is 8, allowed: 0 to 7"),
-        (dict(placement=NONE, offload=1), "needs a placement that shards them, but it is none"),
+        (dict(sharding=NONE, offload=1), "which have to be sharded, but sharding is none"),
         (
             dict(world_size=2, n_context=2, keeps_scores=1),
             "attention keeps its scores, but context-parallel is 2",
@@ -481,9 +477,9 @@ def test_what_cannot_be_is_named():
         with pytest.raises(lib.Error, match=words):
             ask(**numbers)
     with pytest.raises(
-        lib.Error, match="placement is hybrid, where nothing of parameters is sent between hosts"
+        lib.Error, match="sharding is hybrid, where nothing of parameters is sent between hosts"
     ):
-        ask("delta4", "int4", world_size=4, ranks_per_host=2, placement=HYBRID)
+        ask("delta4", "int4", world_size=4, ranks_per_host=2, sharding=HYBRID)
 
 
 def tagc(capsys, code, *words):

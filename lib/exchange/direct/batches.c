@@ -1,4 +1,5 @@
-/* See batches.h. */
+/* The batches of a direct exchange, and how the processor runs them: one row at a time, so that a fragment is on the wire while the
+ * next one is encoded. Bodies are written to and read from the rows of messages. */
 #include "exchange/direct/direct.h"
 
 static const tagc_batch_kind kinds[TAGC_N_BATCHES] = {[TAGC_ENCODE] = TAGC_BATCH_ENCODE,
@@ -32,7 +33,7 @@ static const void *values_for(const tagc_reducer *r, int owner) {
     return gradient_at(r, (size_t)owner);
 }
 
-tagc_batch_row tagc_encode_row(const tagc_reducer *r, int owner, uint8_t *body) {
+static tagc_batch_row encode_row(const tagc_reducer *r, int owner, uint8_t *body) {
     size_t row = (size_t)owner;
     return (tagc_batch_row){.options = tagc_direct_of(r)->fragment,
                             .gradient = values_for(r, owner),
@@ -46,7 +47,7 @@ tagc_body tagc_own_body(const tagc_reducer *r) {
     return (tagc_body){.bytes = values_for(r, r->rank), .is_plain = 1};
 }
 
-tagc_batch_row tagc_add_row(const tagc_reducer *r, const tagc_body *bodies, int n_bodies, int adds) {
+static tagc_batch_row add_row(const tagc_reducer *r, const tagc_body *bodies, int n_bodies, int adds) {
     return (tagc_batch_row){.options = tagc_direct_of(r)->fragment,
                             .adds = adds,
                             .sums = sums_of(r),
@@ -55,14 +56,14 @@ tagc_batch_row tagc_add_row(const tagc_reducer *r, const tagc_body *bodies, int 
                             .n_bodies = n_bodies};
 }
 
-tagc_batch_row tagc_encode_sums_row(const tagc_reducer *r, uint8_t *body) {
-    tagc_batch_row row = tagc_encode_row(r, r->rank, body);
+static tagc_batch_row encode_sums_row(const tagc_reducer *r, uint8_t *body) {
+    tagc_batch_row row = encode_row(r, r->rank, body);
     row.options = tagc_direct_of(r)->sums;
     row.gradient = sums_of(r);
     return row;
 }
 
-tagc_batch_row tagc_decode_sums_row(const tagc_reducer *r, size_t row, const tagc_body *body) {
+static tagc_batch_row decode_sums_row(const tagc_reducer *r, size_t row, const tagc_body *body) {
     return (tagc_batch_row){.options = tagc_direct_of(r)->sums,
                             .sums = r->now.row ? r->now.row : at(r->now.output, row * r->shard),
                             .scale = r->scale,
@@ -145,14 +146,14 @@ tagc_status tagc_batches_make_one(tagc_reducer *r, int which, void *work, void *
         r, r->arrays->maker->create(kinds[which], b->rows, n, b->results, work, r->pool, stream, out));
 }
 
-tagc_status tagc_batches_make(tagc_reducer *r) {
+static tagc_status make(tagc_reducer *r) {
     tagc_batches *b = &tagc_direct_of(r)->batches;
     for (int which = 0; which < TAGC_N_BATCHES; which++)
         TAGC_TRY(tagc_batches_make_one(r, which, b->work, NULL, &b->made[which]));
     return TAGC_OK;
 }
 
-void tagc_batches_end(tagc_reducer *r) {
+static void end(tagc_reducer *r) {
     tagc_batches *b = &tagc_direct_of(r)->batches;
     for (int which = 0; which < TAGC_N_BATCHES; which++) {
         r->arrays->maker->destroy(b->made[which]);
@@ -160,10 +161,10 @@ void tagc_batches_end(tagc_reducer *r) {
     }
 }
 
-tagc_status tagc_batches_run(tagc_reducer *r, int which) {
+static tagc_status run(tagc_reducer *r, int which) {
     const tagc_batches *b = &tagc_direct_of(r)->batches;
-    if (!b->made[which]) return TAGC_OK;               /* it would have no rows */
-    if (r->arrays->is_here) b->rows[0].work = b->work; /* there is one row; the memory is this step's */
+    if (!b->made[which]) return TAGC_OK; /* it would have no rows */
+    b->rows[0].work = b->work;           /* there is one row; the memory is this step's */
     TAGC_TRY(tagc_batches_check(r, r->arrays->maker->point(b->made[which], b->rows, b->results)));
     return tagc_batches_check(r, r->arrays->maker->run(b->made[which]));
 }
@@ -171,3 +172,48 @@ tagc_status tagc_batches_run(tagc_reducer *r, int which) {
 tagc_status tagc_batches_check(const tagc_reducer *r, tagc_status status) {
     return status == TAGC_OK ? TAGC_OK : tagc_fail(status, "%s", r->arrays->maker->last_error());
 }
+
+/* ---- the processor ---- */
+
+/* Runs a batch of one row. */
+static const tagc_batch_result *run_row(tagc_reducer *r, int which, tagc_batch_row row) {
+    tagc_batches *b = &tagc_direct_of(r)->batches;
+    b->rows[0] = row;
+    tagc_note_failure(r, run(r, which));
+    return &b->results[0];
+}
+
+static void encode(tagc_reducer *r, int t, tagc_encoded *out) {
+    int owner = tagc_partner_to(r, t);
+    uint8_t *body = (uint8_t *)tagc_direct_row_out(r, t) + TAGC_WIRE_HEADER_BYTES;
+    tagc_direct_fill_row(r, owner);
+    *out = run_row(r, TAGC_ENCODE, encode_row(r, owner, body))->encoded;
+}
+
+static void add(tagc_reducer *r, int first, int end) {
+    const tagc_direct *d = tagc_direct_of(r);
+    int n = 0;
+    for (int from = first; from < end; from++)
+        if (d->bodies[from].bytes) d->batches.bodies[n++] = d->bodies[from];
+    r->now.stats.nonfinite |= run_row(r, TAGC_ADD, add_row(r, d->batches.bodies, n, first > 0))->nonfinite;
+}
+
+static void encode_sums(tagc_reducer *r, uint8_t *body, tagc_encoded *out) {
+    *out = run_row(r, TAGC_ENCODE_SUMS, encode_sums_row(r, body))->encoded;
+}
+
+static void decode_sums(tagc_reducer *r) {
+    const tagc_direct *d = tagc_direct_of(r);
+    for (size_t row = 0; row < (size_t)r->world_size; row++) {
+        run_row(r, TAGC_DECODE_SUMS, decode_sums_row(r, row, &d->bodies[row]));
+        if (r->now.row) r->feed->take(r->feed->context, row, 0, r->shard, r->now.row);
+    }
+}
+
+const tagc_runner tagc_direct_on_host = {.name = "the processor",
+                                         .make = make,
+                                         .end = end,
+                                         .encode = encode,
+                                         .add = add,
+                                         .encode_sums = encode_sums,
+                                         .decode_sums = decode_sums};

@@ -1,5 +1,5 @@
-/* The batches of a direct exchange, over any maker (codec/batch.h): their rows, life and runs. The processor (host.c) and kernels
- * (lib/gpu/ahead.c) use them.
+/* The batches of a direct exchange, over any maker (codec/batch.h): their rows, life and runs. The processor and kernels (lib/gpu/ahead.c)
+ * use them.
  *
  *   ENCODE        own rows -> fragments           a row for each turn; with results, none for the own
  *   ADD           fragments -> own sums           one row, with a body from each rank; with results, the own one is plain
@@ -33,27 +33,13 @@ void tagc_batches_place_work(struct tagc_reducer *r, tagc_arena *arena);
 size_t tagc_batches_work_bytes(struct tagc_reducer *r, int which);
 /* The most launches of a batch's run, with those of making it. */
 size_t tagc_batches_n_launches(struct tagc_reducer *r, int which);
-/* Makes those that the output needs. Call it when results, work and stream are set. */
-tagc_status tagc_batches_make(struct tagc_reducer *r);
 /* Makes one that is the caller's, for another memory and stream. *out is NULL if the output does not need it. */
 tagc_status tagc_batches_make_one(struct tagc_reducer *r, int which, void *work, void *stream,
                                   tagc_batch **out);
-/* Accepts what is half-made. */
-void tagc_batches_end(struct tagc_reducer *r);
-/* Runs one with the rows that the caller has filled. */
-tagc_status tagc_batches_run(struct tagc_reducer *r, int which);
 /* A status of the maker as this library's. */
 tagc_status tagc_batches_check(const struct tagc_reducer *r, tagc_status status);
 
-/* ---- one row, of the step under way ---- */
-
-tagc_batch_row tagc_encode_row(const struct tagc_reducer *r, int owner, uint8_t *body);
 /* What the owner adds of its own, unrounded, if sums are sent back. Its turn, the last, is over. */
 tagc_body tagc_own_body(const struct tagc_reducer *r);
-/* adds: 1: to what is there. */
-tagc_batch_row tagc_add_row(const struct tagc_reducer *r, const tagc_body *bodies, int n_bodies, int adds);
-tagc_batch_row tagc_encode_sums_row(const struct tagc_reducer *r, uint8_t *body);
-/* For row `row` of the output. If the body's bytes are NULL, the sums become zeros. */
-tagc_batch_row tagc_decode_sums_row(const struct tagc_reducer *r, size_t row, const tagc_body *body);
 
 #endif

@@ -1,6 +1,6 @@
 /* The exchange direct: every rank sends its encoded fragments straight to their owners, which decode and add them.
  *
- * All-reduce (results.c): the owner adds its own row unrounded, encodes the sums as it would a fragment and sends them back in
+ * All-reduce: the owner adds its own row unrounded, encodes the sums as it would a fragment and sends them back in
  * the same way. What it does not send stays in the residual of its own row. So the own row is encoded once, after it was added.
  *
  * Only the encoder knows the length of a body. So a fragment travels as its header with the front of the body, the first `eager`
@@ -116,58 +116,18 @@ tagc_status tagc_fragments_encode(tagc_reducer *r, tagc_pause *wait);
 tagc_status tagc_fragments_send(tagc_reducer *r, tagc_pause *wait);
 tagc_status tagc_fragments_add(tagc_reducer *r, tagc_pause *wait);
 
-/* Writes the header of a body that is already behind it, and zeros if the body is shorter than the front. options: &d->fragment
- * or &d->sums. */
-void tagc_fragment_finish(tagc_reducer *r, const tagc_code_options *options, char *row,
-                          const tagc_encoded *encoded, size_t eager, tagc_fragment *out);
 /* Call when no message of the step is in progress. */
 void tagc_fragments_end(tagc_reducer *r);
-/* Where the fragment of turn t is sent from, and the turn after the last one of parcel p. */
+/* Where the fragment of turn t is sent from. */
 char *tagc_direct_row_out(const tagc_reducer *r, int t);
-int tagc_direct_parcel_end(const tagc_reducer *r, int p);
 
-/* Reads the header that `from` sent. If it is readable but wrong, notes that and ignores its body. If it is not
- * readable, the comm breaks, because the length of what follows is unknown. */
-tagc_status tagc_fragment_announced(tagc_reducer *r, int from, const tagc_code_options *options);
-/* Bytes that follow the first message. */
-static inline uint64_t tagc_fragment_rest(const tagc_fragment *fragment, size_t eager) {
-    return fragment->n_bytes > eager ? fragment->n_bytes - eager : 0;
-}
-/* Where to receive the rests of announced bodies that one message brings. */
-typedef struct tagc_rests {
-    char *to;             /* `recv` of the message */
-    int is_packed;        /* one after the other, in memory that is not read; else in their rows */
-    uint64_t n_bytes;     /* of those added so far */
-    uint64_t index_bytes; /* of these, positions */
-} tagc_rests;
-/* From `senders` (n): in their rows, unless one is too long for that. */
-tagc_status tagc_rests_begin(tagc_reducer *r, const int *senders, int n, size_t eager, tagc_rests *out);
-/* Adds the rest from a rank to the message. */
-void tagc_rests_add(const tagc_reducer *r, tagc_rests *rests, tagc_message *message, int from, size_t eager);
-/* Of the rest of a fragment, positions. */
-static inline uint64_t tagc_rest_index(const tagc_fragment *fragment, size_t eager) {
-    return fragment->index_bytes > eager ? fragment->index_bytes - eager : 0;
-}
-/* The body that `from` sent, or if it cannot be decoded one without bytes; notes what is wrong with it. */
-tagc_body tagc_fragment_body(tagc_reducer *r, int from, const tagc_code_options *options);
-
-/* ---- results.c ---- */
-
-/* Encodes the sums and sends their header and front; then sends the rest. Each returns what it posted. */
+/* All-reduce. Encodes the sums and sends their header and front; then sends the rest. Each returns what it posted. */
 tagc_message *tagc_results_send(tagc_reducer *r);
 tagc_status tagc_results_send_rest(tagc_reducer *r, tagc_message **out);
 void tagc_results_decode(tagc_reducer *r);
 
 /* ---- volume.c ---- */
 
-/* The expected size of a body whose elements are selected with the same probability: positions, and values. */
-typedef struct tagc_body_bytes {
-    double index, values;
-} tagc_body_bytes;
-tagc_body_bytes tagc_expected_body(const tagc_code_options *options, double density);
-
-/* The front for bodies of n_bytes in the step before and at most `most`. */
-size_t tagc_eager_bytes(double n_bytes, size_t most);
 /* Sets travel.eager for the first step; _choose_eager sets it for later ones. */
 void tagc_direct_guess_eager(tagc_reducer *r);
 /* Notes the size of a body that this rank sends, or if i is 1, of its body of sums. */

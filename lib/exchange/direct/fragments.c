@@ -1,4 +1,4 @@
-/* Encodes fragments and sends them parcel by parcel; adds those that arrive in rank order. */
+/* Encodes fragments and sends them parcel by parcel; adds those that arrive in rank order; sends sums back. */
 #include "core/clock.h"
 #include "exchange/direct/direct.h"
 
@@ -85,7 +85,8 @@ char *tagc_direct_row_out(const tagc_reducer *r, int t) {
     return d->send + row_out_of(r, t) * d->stride;
 }
 
-int tagc_direct_parcel_end(const tagc_reducer *r, int p) {
+/* The turn after the last one of parcel p. */
+static int parcel_end(const tagc_reducer *r, int p) {
     int end = (p + 1) * tagc_direct_of(r)->travel.parcel;
     return end < r->world_size - 1 ? end : r->world_size - 1;
 }
@@ -98,8 +99,10 @@ static tagc_message *body_of(const tagc_direct *d, int p) {
     return &d->body_out[p % d->travel.window];
 }
 
-void tagc_fragment_finish(tagc_reducer *r, const tagc_code_options *options, char *row,
-                          const tagc_encoded *encoded, size_t eager, tagc_fragment *out) {
+/* Writes the header of a body that is already behind it, and zeros if the body is shorter than the front. options: &d->fragment
+ * or &d->sums. */
+static void finish(tagc_reducer *r, const tagc_code_options *options, char *row, const tagc_encoded *encoded,
+                   size_t eager, tagc_fragment *out) {
     char *body = row + TAGC_WIRE_HEADER_BYTES;
     int is_void = r->now.stats.nonfinite || r->now.failure != TAGC_OK;
     size_t n_bytes = is_void ? 0 : encoded->n_bytes;
@@ -125,6 +128,151 @@ void tagc_fragment_finish(tagc_reducer *r, const tagc_code_options *options, cha
     if (n_bytes < eager) memset(body + n_bytes, 0, eager - n_bytes);
 }
 
+/* ---- fragments that arrive: what their headers say, where the rest of a body goes, and whether it is sound ---- */
+
+/* Its fields that the receiver knows in advance. */
+static tagc_status check_header(const tagc_reducer *r, const tagc_wire_header *header, int from,
+                                const tagc_code_options *options) {
+    tagc_wire_header expected = {.kind = TAGC_WIRE_FRAGMENT,
+                                 .coding = options->values,
+                                 .rank = (uint32_t)from,
+                                 .k = (uint32_t)options->k,
+                                 .n_elems = r->shard,
+                                 .step = r->now.number};
+    TAGC_TRY(tagc_wire_expect_of(r->comm, &r->identity, from, header, &expected));
+    if (!options->sparse && header->index_bytes)
+        return tagc_fail(TAGC_ERR_CORRUPT, "%u bytes of positions, where all elements are sent",
+                         header->index_bytes);
+    if (header->n_items > options->k)
+        return tagc_fail(TAGC_ERR_CORRUPT, "%u elements, at most %zu can be", header->n_items, options->k);
+    if (header->body_bytes == 0 && header->flags == 0)
+        return tagc_fail(TAGC_ERR_CORRUPT,
+                         "no body, and no word of a failure or of a value that is not finite");
+    return TAGC_OK;
+}
+
+/* The longest body that any sparsity makes, and if the unit is another one, any format. */
+static size_t longest_body(const tagc_code_options *options, int is_other_unit) {
+    tagc_code_options o = *options;
+    if (is_other_unit) o.values = TAGC_FORMAT_FP32;
+    o.k = o.n;
+    o.sparse = 1;
+    size_t n_bytes = tagc_code_of(&o)->max_bytes(&o);
+    o.sparse = 0;
+    return larger(n_bytes, tagc_code_of(&o)->max_bytes(&o));
+}
+
+/* Reads the header that `from` sent. If it is readable but wrong, notes that and ignores its body. If it is not readable, the comm
+ * breaks, because the length of what follows is unknown. */
+static tagc_status announced(tagc_reducer *r, int from, const tagc_code_options *options) {
+    tagc_direct *d = tagc_direct_of(r);
+    tagc_wire_header header;
+    tagc_status status = tagc_wire_read(d->recv + (size_t)from * d->stride, TAGC_WIRE_HEADER_BYTES, &header);
+    if (status == TAGC_OK && header.kind != TAGC_WIRE_FRAGMENT)
+        status =
+            tagc_fail(TAGC_ERR_CORRUPT, "message kind is %d, expected %d", header.kind, TAGC_WIRE_FRAGMENT);
+    int is_other_unit = status == TAGC_OK && header.unit != r->identity.unit;
+    if (is_other_unit && !tagc_identity_may_be_alike(r->comm, &r->identity, header.unit))
+        return tagc_identity_abort(r->comm, &r->identity, from, header.unit);
+    size_t most = larger(longest_body(options, is_other_unit), d->capacity);
+    if (status == TAGC_OK && header.body_bytes > most)
+        status = tagc_fail(TAGC_ERR_CORRUPT, "%llu bytes follow, at most %zu can be",
+                           (unsigned long long)header.body_bytes, most);
+    if (status != TAGC_OK) {
+        /* Only the sender knows the length of the body that it will send, and this rank cannot stop it before. */
+        status = tagc_fail_in(status, "header of the fragment from rank %d", tagc_comm_name(r->comm, from));
+        return tagc_comm_give_up(r->comm, status, from);
+    }
+    status = check_header(r, &header, from, options);
+    size_t longest = tagc_direct_code(d, options)->max_bytes(options);
+    if (status == TAGC_OK && header.body_bytes > longest)
+        status = tagc_fail(TAGC_ERR_CORRUPT, "%llu bytes follow, at most %zu can be",
+                           (unsigned long long)header.body_bytes, longest);
+    if (status != TAGC_OK)
+        tagc_note_failure(
+            r, tagc_fail_in(status, "header of the fragment from rank %d", tagc_comm_name(r->comm, from)));
+    r->now.stats.nonfinite |= header.flags & TAGC_WIRE_FLAG_NONFINITE;
+    d->received[from] = (tagc_fragment){.n_bytes = header.body_bytes,
+                                        .index_bytes = header.index_bytes,
+                                        .n_items = header.n_items,
+                                        .sum = header.body_sum,
+                                        .is_void = header.flags != 0 || status != TAGC_OK};
+    return TAGC_OK;
+}
+
+/* ---- the rest of bodies ---- */
+
+/* Bytes that follow the first message. */
+static uint64_t rest_of(const tagc_fragment *fragment, size_t eager) {
+    return fragment->n_bytes > eager ? fragment->n_bytes - eager : 0;
+}
+
+/* Of these, positions. */
+static uint64_t rest_index(const tagc_fragment *fragment, size_t eager) {
+    return fragment->index_bytes > eager ? fragment->index_bytes - eager : 0;
+}
+
+/* Where to receive the rests of announced bodies that one message brings. */
+typedef struct rests_in {
+    char *to;             /* `recv` of the message */
+    int is_packed;        /* one after the other, in memory that is not read; else in their rows */
+    uint64_t n_bytes;     /* of those added so far */
+    uint64_t index_bytes; /* of these, positions */
+} rests_in;
+
+/* From `senders` (n): in their rows, unless one is too long for that, since its sender has another sparsity. The step will fail on
+ * all ranks then, after everything that was sent has been received. */
+static tagc_status rests_begin(tagc_reducer *r, const int *senders, int n, size_t eager, rests_in *out) {
+    tagc_direct *d = tagc_direct_of(r);
+    uint64_t n_bytes = sizeof(void *);
+    *out = (rests_in){.to = d->recv};
+    for (int i = 0; i < n; i++) {
+        n_bytes += rest_of(&d->received[senders[i]], eager);
+        out->is_packed |= d->received[senders[i]].n_bytes > d->capacity;
+    }
+    if (!out->is_packed) return TAGC_OK;
+    void *block;
+    tagc_status status = tagc_memory_create((size_t)n_bytes, "bodies of another sparsity", &block);
+    if (status != TAGC_OK) {
+        tagc_comm_abort(r->comm, tagc_last_error());
+        return status;
+    }
+    memcpy(block, &d->step.discarded, sizeof d->step.discarded);
+    d->step.discarded = block;
+    out->to = (char *)block + sizeof(void *);
+    return TAGC_OK;
+}
+
+/* Adds the rest from a rank to the message. */
+static void rests_add(const tagc_reducer *r, rests_in *rests, tagc_message *message, int from, size_t eager) {
+    const tagc_direct *d = tagc_direct_of(r);
+    const tagc_fragment *in = &d->received[from];
+    uint64_t n_bytes = rest_of(in, eager);
+    tagc_message_from(message, from, n_bytes,
+                      rests->is_packed ? rests->n_bytes
+                                       : (size_t)from * d->stride + TAGC_WIRE_HEADER_BYTES + eager);
+    rests->n_bytes += n_bytes;
+    rests->index_bytes += rest_index(in, eager);
+}
+
+/* The body that `from` sent, or if it cannot be decoded one without bytes; notes what is wrong with it. */
+static tagc_body sound_body(tagc_reducer *r, int from, const tagc_code_options *options) {
+    const tagc_direct *d = tagc_direct_of(r);
+    const tagc_fragment *f = &d->received[from];
+    tagc_body body = {.bytes = (const uint8_t *)d->recv + (size_t)from * d->stride + TAGC_WIRE_HEADER_BYTES,
+                      .n_bytes = f->n_bytes};
+    if (r->now.failure != TAGC_OK || r->now.stats.nonfinite || f->is_void) return (tagc_body){0};
+    tagc_status status = TAGC_OK;
+    if (tagc_wire_sum(body.bytes, body.n_bytes) != f->sum)
+        status = tagc_fail(TAGC_ERR_CORRUPT, "the checksum is wrong");
+    if (status == TAGC_OK) status = tagc_direct_code(d, options)->validate(options, body.bytes, body.n_bytes);
+    if (status == TAGC_OK) return body;
+    tagc_note_failure(r, tagc_fail_in(status, "fragment from rank %d", tagc_comm_name(r->comm, from)));
+    return (tagc_body){0};
+}
+
+/* ---- the course of fragments ---- */
+
 /* After a failure, or if something is not finite, this rank sends empty bodies. */
 static void encode(tagc_reducer *r, int t) {
     tagc_direct *d = tagc_direct_of(r);
@@ -137,7 +285,7 @@ static void encode(tagc_reducer *r, int t) {
         if (!encoded.nonfinite) r->now.stats.n_sent += encoded.n_sent;
     }
     start_s = tagc_phase_end(r, d->fragment.sparse ? TAGC_PHASE_SELECT : TAGC_PHASE_ENCODE, start_s);
-    tagc_fragment_finish(r, &d->fragment, tagc_direct_row_out(r, t), &encoded, d->travel.eager[0], sent);
+    finish(r, &d->fragment, tagc_direct_row_out(r, t), &encoded, d->travel.eager[0], sent);
     if (t < r->world_size - 1) tagc_direct_note_length(r, 0, sent->n_bytes);
     tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
 }
@@ -146,12 +294,10 @@ static void post_headers(tagc_reducer *r, int p) {
     tagc_direct *d = tagc_direct_of(r);
     tagc_message *message = header_of(d, p);
     size_t n_bytes = TAGC_WIRE_HEADER_BYTES + d->travel.eager[0];
-    uint64_t n_headers =
-        (uint64_t)(tagc_direct_parcel_end(r, p) - p * d->travel.parcel) * TAGC_WIRE_HEADER_BYTES;
+    uint64_t n_headers = (uint64_t)(parcel_end(r, p) - p * d->travel.parcel) * TAGC_WIRE_HEADER_BYTES;
     tagc_message_clear(message);
-    if (tagc_direct_parcel_end(r, p) - p * d->travel.parcel == r->world_size - 1)
-        message->round_bytes = n_bytes;
-    for (int t = p * d->travel.parcel; t < tagc_direct_parcel_end(r, p); t++) {
+    if (parcel_end(r, p) - p * d->travel.parcel == r->world_size - 1) message->round_bytes = n_bytes;
+    for (int t = p * d->travel.parcel; t < parcel_end(r, p); t++) {
         int from = tagc_partner_from(r, t);
         tagc_message_to(message, tagc_partner_to(r, t), n_bytes, row_out_of(r, t) * d->stride);
         tagc_message_from(message, from, n_bytes, (size_t)from * d->stride);
@@ -167,24 +313,24 @@ static tagc_status post_bodies(tagc_reducer *r, int p) {
     size_t eager = d->travel.eager[0];
     int n = 0;
     TAGC_TRY(tagc_message_wait(r, header_of(d, p)));
-    for (int t = p * d->travel.parcel; t < tagc_direct_parcel_end(r, p); t++) {
+    for (int t = p * d->travel.parcel; t < parcel_end(r, p); t++) {
         int from = tagc_partner_from(r, t);
         d->step.senders[n++] = from;
-        TAGC_TRY(tagc_fragment_announced(r, from, &d->fragment));
+        TAGC_TRY(announced(r, from, &d->fragment));
     }
-    tagc_rests rests;
+    rests_in rests;
     uint64_t index_sent = 0, front_sent = 0, front_received = 0; /* positions */
-    TAGC_TRY(tagc_rests_begin(r, d->step.senders, n, eager, &rests));
+    TAGC_TRY(rests_begin(r, d->step.senders, n, eager, &rests));
     tagc_message_clear(message);
-    for (int t = p * d->travel.parcel; t < tagc_direct_parcel_end(r, p); t++) {
+    for (int t = p * d->travel.parcel; t < parcel_end(r, p); t++) {
         const tagc_fragment *out = &d->sent[row_out_of(r, t)];
         int from = tagc_partner_from(r, t);
-        tagc_message_to(message, tagc_partner_to(r, t), tagc_fragment_rest(out, eager),
+        tagc_message_to(message, tagc_partner_to(r, t), rest_of(out, eager),
                         row_out_of(r, t) * d->stride + TAGC_WIRE_HEADER_BYTES + eager);
-        tagc_rests_add(r, &rests, message, from, eager);
-        index_sent += tagc_rest_index(out, eager);
-        front_sent += out->index_bytes - tagc_rest_index(out, eager);
-        front_received += d->received[from].index_bytes - tagc_rest_index(&d->received[from], eager);
+        rests_add(r, &rests, message, from, eager);
+        index_sent += rest_index(out, eager);
+        front_sent += out->index_bytes - rest_index(out, eager);
+        front_received += d->received[from].index_bytes - rest_index(&d->received[from], eager);
     }
     tagc_messages_recount(r, TAGC_LEG_VALUES, TAGC_LEG_INDEX, front_sent, front_received);
     tagc_message_post_parts(r, message, TAGC_ROUND_BODIES, TAGC_LEG_VALUES, d->send, rests.to, TAGC_LEG_INDEX,
@@ -246,7 +392,7 @@ tagc_status tagc_fragments_encode(tagc_reducer *r, tagc_pause *wait) {
             TAGC_TRY(tagc_message_wait(r, body_of(d, p))); /* it is done */
         if (t < r->world_size - 1 || !tagc_direct_has_results(r)) encode(r, t);
         d->step.n_encoded++;
-        if (p == d->travel.n_parcels || d->step.n_encoded < tagc_direct_parcel_end(r, p)) continue;
+        if (p == d->travel.n_parcels || d->step.n_encoded < parcel_end(r, p)) continue;
         post_headers(r, p);
         if (d->travel.is_small) continue;
         *wait = wait_to_encode(r, NULL); /* older steps may have something to do */
@@ -269,7 +415,7 @@ static tagc_message *message_from(const tagc_reducer *r, int from) {
 /* The body from a rank; without bytes if it does not count. */
 static tagc_body body_from(tagc_reducer *r, int from) {
     const tagc_direct *d = tagc_direct_of(r);
-    if (from != r->rank) return tagc_fragment_body(r, from, &d->fragment);
+    if (from != r->rank) return sound_body(r, from, &d->fragment);
     if (tagc_direct_has_results(r)) {
         tagc_direct_fill_row(r, from);
         return tagc_own_body(r);
@@ -336,112 +482,6 @@ tagc_status tagc_fragments_send(tagc_reducer *r, tagc_pause *wait) {
     return TAGC_OK;
 }
 
-/* ---- fragments that arrive: what their headers say, where the rest of a body goes, and whether it is sound ---- */
-
-/* Its fields that the receiver knows in advance. */
-static tagc_status check_header(const tagc_reducer *r, const tagc_wire_header *header, int from,
-                                const tagc_code_options *options) {
-    tagc_wire_header expected = {.kind = TAGC_WIRE_FRAGMENT,
-                                 .coding = options->values,
-                                 .rank = (uint32_t)from,
-                                 .k = (uint32_t)options->k,
-                                 .n_elems = r->shard,
-                                 .step = r->now.number};
-    TAGC_TRY(tagc_wire_expect_of(r->comm, &r->identity, from, header, &expected));
-    if (!options->sparse && header->index_bytes)
-        return tagc_fail(TAGC_ERR_CORRUPT, "%u bytes of positions, where all elements are sent",
-                         header->index_bytes);
-    if (header->n_items > options->k)
-        return tagc_fail(TAGC_ERR_CORRUPT, "%u elements, at most %zu can be", header->n_items, options->k);
-    if (header->body_bytes == 0 && header->flags == 0)
-        return tagc_fail(TAGC_ERR_CORRUPT,
-                         "no body, and no word of a failure or of a value that is not finite");
-    return TAGC_OK;
-}
-
-/* The longest body that any sparsity makes, and if the unit is another one, any format. */
-static size_t longest_body(const tagc_code_options *options, int is_other_unit) {
-    tagc_code_options o = *options;
-    if (is_other_unit) o.values = TAGC_FORMAT_FP32;
-    o.k = o.n;
-    o.sparse = 1;
-    size_t n_bytes = tagc_code_of(&o)->max_bytes(&o);
-    o.sparse = 0;
-    return larger(n_bytes, tagc_code_of(&o)->max_bytes(&o));
-}
-
-tagc_status tagc_fragment_announced(tagc_reducer *r, int from, const tagc_code_options *options) {
-    tagc_direct *d = tagc_direct_of(r);
-    tagc_wire_header header;
-    tagc_status status = tagc_wire_read(d->recv + (size_t)from * d->stride, TAGC_WIRE_HEADER_BYTES, &header);
-    if (status == TAGC_OK && header.kind != TAGC_WIRE_FRAGMENT)
-        status =
-            tagc_fail(TAGC_ERR_CORRUPT, "message kind is %d, expected %d", header.kind, TAGC_WIRE_FRAGMENT);
-    int is_other_unit = status == TAGC_OK && header.unit != r->identity.unit;
-    if (is_other_unit && !tagc_identity_may_be_alike(r->comm, &r->identity, header.unit))
-        return tagc_identity_abort(r->comm, &r->identity, from, header.unit);
-    size_t most = larger(longest_body(options, is_other_unit), d->capacity);
-    if (status == TAGC_OK && header.body_bytes > most)
-        status = tagc_fail(TAGC_ERR_CORRUPT, "%llu bytes follow, at most %zu can be",
-                           (unsigned long long)header.body_bytes, most);
-    if (status != TAGC_OK) {
-        /* Only the sender knows the length of the body that it will send, and this rank cannot stop it before. */
-        status = tagc_fail_in(status, "header of the fragment from rank %d", tagc_comm_name(r->comm, from));
-        return tagc_comm_give_up(r->comm, status, from);
-    }
-    status = check_header(r, &header, from, options);
-    size_t longest = tagc_direct_code(d, options)->max_bytes(options);
-    if (status == TAGC_OK && header.body_bytes > longest)
-        status = tagc_fail(TAGC_ERR_CORRUPT, "%llu bytes follow, at most %zu can be",
-                           (unsigned long long)header.body_bytes, longest);
-    if (status != TAGC_OK)
-        tagc_note_failure(
-            r, tagc_fail_in(status, "header of the fragment from rank %d", tagc_comm_name(r->comm, from)));
-    r->now.stats.nonfinite |= header.flags & TAGC_WIRE_FLAG_NONFINITE;
-    d->received[from] = (tagc_fragment){.n_bytes = header.body_bytes,
-                                        .index_bytes = header.index_bytes,
-                                        .n_items = header.n_items,
-                                        .sum = header.body_sum,
-                                        .is_void = header.flags != 0 || status != TAGC_OK};
-    return TAGC_OK;
-}
-
-/* ---- the rest of bodies ---- */
-
-/* A body is too long if its sender has another sparsity. The step will fail on all ranks, after everything that was sent has
- * been received. */
-tagc_status tagc_rests_begin(tagc_reducer *r, const int *senders, int n, size_t eager, tagc_rests *out) {
-    tagc_direct *d = tagc_direct_of(r);
-    uint64_t n_bytes = sizeof(void *);
-    *out = (tagc_rests){.to = d->recv};
-    for (int i = 0; i < n; i++) {
-        n_bytes += tagc_fragment_rest(&d->received[senders[i]], eager);
-        out->is_packed |= d->received[senders[i]].n_bytes > d->capacity;
-    }
-    if (!out->is_packed) return TAGC_OK;
-    void *block;
-    tagc_status status = tagc_memory_create((size_t)n_bytes, "bodies of another sparsity", &block);
-    if (status != TAGC_OK) {
-        tagc_comm_abort(r->comm, tagc_last_error());
-        return status;
-    }
-    memcpy(block, &d->step.discarded, sizeof d->step.discarded);
-    d->step.discarded = block;
-    out->to = (char *)block + sizeof(void *);
-    return TAGC_OK;
-}
-
-void tagc_rests_add(const tagc_reducer *r, tagc_rests *rests, tagc_message *message, int from, size_t eager) {
-    const tagc_direct *d = tagc_direct_of(r);
-    const tagc_fragment *in = &d->received[from];
-    uint64_t n_bytes = tagc_fragment_rest(in, eager);
-    tagc_message_from(message, from, n_bytes,
-                      rests->is_packed ? rests->n_bytes
-                                       : (size_t)from * d->stride + TAGC_WIRE_HEADER_BYTES + eager);
-    rests->n_bytes += n_bytes;
-    rests->index_bytes += tagc_rest_index(in, eager);
-}
-
 void tagc_fragments_end(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
     for (void *next; d->step.discarded; d->step.discarded = next) {
@@ -450,19 +490,77 @@ void tagc_fragments_end(tagc_reducer *r) {
     }
 }
 
-/* ---- whole bodies ---- */
+/* ---- all-reduce: owners encode their sums, and all ranks decode the same bodies, including the owner ----
+ *
+ * The sums are those of all ranks and of the owner's residual, not divided by W yet. So an owner encodes them exactly as every
+ * rank encodes a fragment, and the residual of its own row takes what is not sent. */
 
-tagc_body tagc_fragment_body(tagc_reducer *r, int from, const tagc_code_options *options) {
-    const tagc_direct *d = tagc_direct_of(r);
-    const tagc_fragment *f = &d->received[from];
-    tagc_body body = {.bytes = (const uint8_t *)d->recv + (size_t)from * d->stride + TAGC_WIRE_HEADER_BYTES,
-                      .n_bytes = f->n_bytes};
-    if (r->now.failure != TAGC_OK || r->now.stats.nonfinite || f->is_void) return (tagc_body){0};
-    tagc_status status = TAGC_OK;
-    if (tagc_wire_sum(body.bytes, body.n_bytes) != f->sum)
-        status = tagc_fail(TAGC_ERR_CORRUPT, "the checksum is wrong");
-    if (status == TAGC_OK) status = tagc_direct_code(d, options)->validate(options, body.bytes, body.n_bytes);
-    if (status == TAGC_OK) return body;
-    tagc_note_failure(r, tagc_fail_in(status, "fragment from rank %d", tagc_comm_name(r->comm, from)));
-    return (tagc_body){0};
+/* Into the own row of the received ones. */
+static void encode_sums(tagc_reducer *r) {
+    tagc_direct *d = tagc_direct_of(r);
+    size_t own = (size_t)r->rank;
+    char *row = d->recv + own * d->stride;
+    tagc_encoded encoded = {0};
+    double start_s = tagc_clock_s();
+    if (r->now.failure == TAGC_OK && !r->now.stats.nonfinite) {
+        r->runner->encode_sums(r, (uint8_t *)row + TAGC_WIRE_HEADER_BYTES, &encoded);
+        r->now.stats.nonfinite |= encoded.nonfinite;
+        if (!encoded.nonfinite) r->now.stats.n_sent += encoded.n_sent;
+    }
+    finish(r, &d->sums, row, &encoded, d->travel.eager[1], &d->received[own]);
+    tagc_direct_note_length(r, 1, d->received[own].n_bytes);
+    tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
+}
+
+void tagc_results_decode(tagc_reducer *r) {
+    tagc_direct *d = tagc_direct_of(r);
+    double start_s = tagc_clock_s();
+    for (int from = 0; from < r->world_size; from++) {
+        r->now.stats.n_returned += d->received[from].n_items;
+        d->bodies[from] = sound_body(r, from, &d->sums);
+    }
+    r->runner->decode_sums(r);
+    tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
+}
+
+/* Sends the own header and front to all others. */
+tagc_message *tagc_results_send(tagc_reducer *r) {
+    tagc_direct *d = tagc_direct_of(r);
+    tagc_message *message = &d->result_out[0];
+    encode_sums(r);
+    size_t n_bytes = TAGC_WIRE_HEADER_BYTES + d->travel.eager[1];
+    uint64_t n_headers = (uint64_t)(r->world_size - 1) * TAGC_WIRE_HEADER_BYTES;
+    tagc_message_clear(message);
+    for (int peer = 0; peer < r->world_size; peer++) {
+        if (peer == r->rank) continue;
+        tagc_message_to(message, peer, n_bytes, (size_t)r->rank * d->stride);
+        tagc_message_from(message, peer, n_bytes, (size_t)peer * d->stride);
+    }
+    tagc_message_post_parts(r, message, TAGC_ROUND_RESULTS, TAGC_LEG_RESULT, d->recv, d->recv,
+                            TAGC_LEG_CONTROL, n_headers, n_headers);
+    return message;
+}
+
+/* Receives the rest of every body whose front is here. */
+tagc_status tagc_results_send_rest(tagc_reducer *r, tagc_message **out) {
+    tagc_direct *d = tagc_direct_of(r);
+    tagc_message *message = *out = &d->result_out[1];
+    size_t own = (size_t)r->rank, eager = d->travel.eager[1];
+    uint64_t rest = rest_of(&d->received[own], eager);
+    int n = 0;
+    rests_in rests;
+    for (int peer = 0; peer < r->world_size; peer++) {
+        if (peer == r->rank) continue;
+        d->step.senders[n++] = peer;
+        TAGC_TRY(announced(r, peer, &d->sums));
+    }
+    TAGC_TRY(rests_begin(r, d->step.senders, n, eager, &rests));
+    tagc_message_clear(message);
+    for (int peer = 0; peer < r->world_size; peer++) {
+        if (peer == r->rank) continue;
+        tagc_message_to(message, peer, rest, own * d->stride + TAGC_WIRE_HEADER_BYTES + eager);
+        rests_add(r, &rests, message, peer, eager);
+    }
+    tagc_message_post(r, message, TAGC_ROUND_RESULT_RESTS, TAGC_LEG_RESULT, d->recv, rests.to);
+    return TAGC_OK;
 }

@@ -26,9 +26,101 @@ static int bits_of(int format) {
     }
 }
 
+/* ---- deliveries ---- */
+
+void tagc_delivery_place(const tagc_gatherer *g, tagc_arena *arena, tagc_delivery *d) {
+    size_t n = (size_t)g->world_size;
+    *d = (tagc_delivery){.extents = tagc_arena_take(arena, n, sizeof *d->extents),
+                         .sends = tagc_arena_take(arena, n - 1, sizeof *d->sends),
+                         .receives = tagc_arena_take(arena, n - 1, sizeof *d->receives)};
+}
+
+void tagc_delivery_post(const tagc_gatherer *g, tagc_delivery *d, tagc_lane lane, const void *own,
+                        void *rows) {
+    uint32_t n_peers = 0;
+    for (int peer = 0; peer < g->world_size; peer++) {
+        if (peer == g->rank) continue;
+        d->sends[n_peers] = (tagc_part){.peer = peer, .n_bytes = d->extents[g->rank].n_bytes};
+        d->receives[n_peers++] =
+            (tagc_part){.peer = peer, .n_bytes = d->extents[peer].n_bytes, .offset = d->extents[peer].offset};
+    }
+    d->ticket = (tagc_ticket){.transfer = {.n_sends = n_peers,
+                                           .n_receives = n_peers,
+                                           .sends = d->sends,
+                                           .receives = d->receives,
+                                           .send = own,
+                                           .recv = rows},
+                              .leg = TAGC_LEG_GATHER,
+                              .tag = g->options.tag,
+                              .of = &g->identity};
+    tagc_comm_post(g->comm, lane, &d->ticket);
+    d->is_posted = 1;
+}
+
+int tagc_delivery_is_done(const tagc_gatherer *g, const tagc_delivery *d) {
+    return tagc_comm_is_done(g->comm, &d->ticket);
+}
+
+tagc_status tagc_delivery_wait(const tagc_gatherer *g, tagc_delivery *d) {
+    if (!d->is_posted) return TAGC_OK;
+    d->is_posted = 0;
+    return tagc_comm_wait(g->comm, &d->ticket);
+}
+
+/* ---- words: the identity of rows that have no header ----
+ *
+ * Each rank tells all the others in which gather of which unit it is. The words travel at the same time as the rows, just before
+ * them on the same lane, so that they take no time of their own. On a transport without lanes they are a transfer more. All ranks
+ * get all words, and so the same error. */
+
+static void place_words(tagc_gatherer *g, tagc_arena *arena) {
+    g->words.all = tagc_arena_take(arena, (size_t)g->world_size, sizeof *g->words.all);
+    tagc_delivery_place(g, arena, &g->words.delivery);
+}
+
+static void post_words(tagc_gatherer *g) {
+    tagc_gather_words *w = &g->words;
+    w->own = (tagc_gather_word){.unit = g->identity.unit, .status = (uint32_t)g->failure, .step = g->n_begun};
+    for (int r = 0; r < g->world_size; r++)
+        w->delivery.extents[r] =
+            (tagc_extent){.offset = (uint64_t)r * sizeof *w->all, .n_bytes = sizeof *w->all};
+    tagc_delivery_post(g, &w->delivery, TAGC_LANE_GATHER, &w->own, w->all);
+}
+
+/* Waits; TAGC_ERR_MISMATCH if a rank is in another gather. */
+static tagc_status read_words(tagc_gatherer *g) {
+    TAGC_TRY(tagc_delivery_wait(g, &g->words.delivery));
+    for (int r = 0; r < g->world_size; r++) {
+        const tagc_gather_word *word = &g->words.all[r];
+        if (r == g->rank) continue;
+        TAGC_TRY(tagc_identity_check(g->comm, &g->identity, r, word->unit));
+        if (word->step == g->n_begun) {
+            TAGC_TRY(tagc_gatherer_told((tagc_status)word->status, tagc_comm_name(g->comm, r)));
+            continue;
+        }
+        char text[TAGC_UNIT_TEXT_BYTES];
+        tagc_identity_text(&g->identity, text);
+        return tagc_fail(TAGC_ERR_MISMATCH, "rank %d is in gather %llu of %s, this rank in gather %llu",
+                         tagc_comm_name(g->comm, r), (unsigned long long)word->step, text,
+                         (unsigned long long)g->n_begun);
+    }
+    return TAGC_OK;
+}
+
+/* status: of the rows. Where units have different sizes, the rows break the comm, and the words say why. */
+static tagc_status check_words(tagc_gatherer *g, tagc_status status) {
+    char text[TAGC_ERROR_TEXT_BYTES];
+    snprintf(text, sizeof text, "%s", status == TAGC_OK ? "" : tagc_last_error());
+    tagc_status of_words = read_words(g);
+    if (status == TAGC_OK || of_words == TAGC_ERR_MISMATCH) return of_words;
+    return tagc_fail(status, "%s", text);
+}
+
+/* ---- life ---- */
+
 static void place(tagc_gatherer *g, tagc_arena *arena) {
     tagc_delivery_place(g, arena, &g->delivery);
-    if (tagc_gatherer_has_words(g)) tagc_gather_words_place(g, arena);
+    if (tagc_gatherer_has_words(g)) place_words(g, arena);
     g->decoded = tagc_arena_take(arena, (size_t)g->world_size, sizeof *g->decoded);
     if (g->is_lossless) tagc_gatherer_lossless_place(g, arena);
 }
@@ -148,7 +240,7 @@ static void put_own(tagc_gatherer *g) {
 }
 
 static void post(tagc_gatherer *g) {
-    if (tagc_gatherer_has_words(g)) tagc_gather_words_post(g);
+    if (tagc_gatherer_has_words(g)) post_words(g);
     const void *send = encode(g);
     uint64_t stride = g->is_plain ? g->stride * g->width : g->row_bytes;
     uint64_t n_bytes = tagc_gatherer_message_bytes(g);
@@ -157,15 +249,6 @@ static void post(tagc_gatherer *g) {
         g->delivery.extents[r] = (tagc_extent){.offset = (uint64_t)r * stride, .n_bytes = n_bytes};
     tagc_delivery_post(g, &g->delivery, TAGC_LANE_GATHER, send, rows);
     put_own(g);
-}
-
-/* status: of the rows. Where units have different sizes, the rows break the comm, and the words say why. */
-static tagc_status check_words(tagc_gatherer *g, tagc_status status) {
-    char text[TAGC_ERROR_TEXT_BYTES];
-    snprintf(text, sizeof text, "%s", status == TAGC_OK ? "" : tagc_last_error());
-    tagc_status of_words = tagc_gather_words_check(g);
-    if (status == TAGC_OK || of_words == TAGC_ERR_MISMATCH) return of_words;
-    return tagc_fail(status, "%s", text);
 }
 
 static tagc_status finish(tagc_gatherer *g) {
@@ -187,7 +270,7 @@ static int is_ready(void *arg) {
     if (!g->is_posted)
         return (!g->first || atomic_load(&g->first->is_over)) && tagc_work_take(g->comm, &g->work);
     if (g->is_lossless) return tagc_gatherer_lossless_is_ready(g);
-    if (tagc_gatherer_has_words(g) && !tagc_gather_words_are_here(g)) return 0;
+    if (tagc_gatherer_has_words(g) && !tagc_delivery_is_done(g, &g->words.delivery)) return 0;
     return tagc_delivery_is_done(g, &g->delivery);
 }
 

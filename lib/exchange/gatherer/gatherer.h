@@ -1,5 +1,5 @@
-/* Inside of a gatherer, shared by gatherer.c (life, plain arrays), delivery.c (transfers), rows.c (encoding and
- * decoding), delta.c and lossless.c. */
+/* Inside of a gatherer, shared by gatherer.c (life, transfers, plain arrays), rows.c (encoding and decoding), delta.c and
+ * lossless.c. */
 #ifndef TAGC_EXCHANGE_GATHERER_GATHERER_H
 #define TAGC_EXCHANGE_GATHERER_GATHERER_H
 
@@ -27,7 +27,7 @@ typedef struct tagc_extent {
     uint64_t offset, n_bytes;
 } tagc_extent;
 
-/* Rows, or a part of each, on their way to all ranks (delivery.c). */
+/* Rows, or a part of each, on their way to all ranks. */
 typedef struct tagc_delivery {
     tagc_extent *extents; /* (W) filled by the caller before it posts */
     int is_posted;        /* and not waited for */
@@ -51,11 +51,10 @@ typedef struct tagc_gather_word {
     uint64_t step;         /* n_begun */
 } tagc_gather_word;
 
-/* These words on their way, at the same time as the rows (words.c). */
+/* These words on their way, at the same time as the rows. */
 typedef struct tagc_gather_words {
-    tagc_gather_word own, *all;  /* (W) */
-    tagc_part *sends, *receives; /* (W - 1) */
-    tagc_ticket ticket;
+    tagc_gather_word own, *all; /* (W) */
+    tagc_delivery delivery;
 } tagc_gather_words;
 
 struct tagc_gatherer {
@@ -151,17 +150,10 @@ int tagc_delivery_is_done(const tagc_gatherer *gatherer, const tagc_delivery *de
 /* Returns TAGC_OK at once if nothing is posted. */
 tagc_status tagc_delivery_wait(const tagc_gatherer *gatherer, tagc_delivery *delivery);
 
-/* ---- words.c: the identity of rows that have no header ---- */
-
-/* 1: rows have none, neither as plain arrays nor encoded. */
+/* 1: rows have no header, neither as plain arrays nor encoded: words have their identity. */
 static inline int tagc_gatherer_has_words(const tagc_gatherer *g) {
     return !g->is_delta && !g->is_lossless;
 }
-void tagc_gather_words_place(tagc_gatherer *gatherer, tagc_arena *arena);
-void tagc_gather_words_post(tagc_gatherer *gatherer);
-int tagc_gather_words_are_here(const tagc_gatherer *gatherer);
-/* Waits; TAGC_ERR_MISMATCH if a rank is in another gather. */
-tagc_status tagc_gather_words_check(tagc_gatherer *gatherer);
 
 /* As tagc_reducer_set_name. */
 void tagc_gatherer_set_name(tagc_gatherer *gatherer, const char *name);

@@ -28,7 +28,7 @@ void tagc_native_write_header(const native_frame *frame, unsigned char *header) 
     put(header + 24, frame->offset, 8);
 }
 
-tagc_status tagc_native_read_header(const unsigned char *header, native_frame *frame) {
+static tagc_status read_header(const unsigned char *header, native_frame *frame) {
     *frame = (native_frame){.kind = header[0],
                             .lane = header[1],
                             .n_bytes = (uint32_t)get(header + 4, 4),
@@ -65,7 +65,7 @@ void tagc_native_break(tagc_native *self, const tagc_failure *failure, int giver
     snprintf(self->reason, sizeof self->reason, "%s", failure->reason);
 }
 
-native_request *tagc_native_find(tagc_native *self, uint32_t lane, uint64_t sequence) {
+static native_request *find(tagc_native *self, uint32_t lane, uint64_t sequence) {
     native_request *request = self->active[lane];
     while (request && request->sequence != sequence) request = request->next;
     return request;
@@ -87,7 +87,7 @@ static tagc_status mismatch(const tagc_native *self, int from, uint64_t n_sent, 
 /* The part that a frame belongs to; *out NULL if its transfer has not started here. */
 static tagc_status find_receive(native_socket *socket, const native_frame *frame, native_receive **out) {
     tagc_native *self = socket->self;
-    native_request *request = tagc_native_find(self, frame->lane, frame->sequence);
+    native_request *request = find(self, frame->lane, frame->sequence);
     int from = socket->peer->rank;
     *out = NULL;
     if (!request)
@@ -171,7 +171,7 @@ static void drop_early(tagc_native *self, native_peer *peer, native_early **link
 
 static tagc_status take_ready(native_socket *socket, const native_frame *frame) {
     tagc_native *self = socket->self;
-    native_request *request = tagc_native_find(self, frame->lane, frame->sequence);
+    native_request *request = find(self, frame->lane, frame->sequence);
     if (!request) {
         if (frame->sequence < self->n_started[frame->lane])
             return tagc_blame(tagc_fail(TAGC_ERR_MISMATCH,
@@ -200,8 +200,7 @@ static tagc_status take_ready(native_socket *socket, const native_frame *frame) 
 /* With a complete header in socket->in_header. */
 static tagc_status begin_frame(native_socket *socket) {
     native_frame *frame = &socket->in;
-    if (tagc_native_read_header(socket->in_header, frame) != TAGC_OK)
-        return corrupt(socket, "a frame that is none");
+    if (read_header(socket->in_header, frame) != TAGC_OK) return corrupt(socket, "a frame that is none");
     socket->in_left = frame->n_bytes;
     socket->in_receive = NULL;
     socket->in_early = NULL;

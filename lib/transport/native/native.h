@@ -241,7 +241,6 @@ static inline int tagc_native_name(const tagc_native *self, int rank) {
 
 /* frames.c */
 void tagc_native_write_header(const native_frame *frame, unsigned char *header);
-tagc_status tagc_native_read_header(const unsigned char *header, native_frame *frame);
 /* Takes what a socket read. On failure the peer has broken the protocol. */
 tagc_status tagc_native_feed(native_socket *socket, const unsigned char *data, size_t n_bytes);
 /* Where the next bytes of a socket may be read to, without a copy; NULL: nowhere. They count by _feed_direct. */
@@ -250,12 +249,10 @@ tagc_status tagc_native_feed_direct(native_socket *socket, size_t n_bytes);
 /* Takes what has arrived for a request that starts now. */
 tagc_status tagc_native_take_early(tagc_native *self, native_request *request);
 void tagc_native_drop_early(tagc_native *self);
-native_request *tagc_native_find(tagc_native *self, uint32_t lane, uint64_t sequence);
 /* Breaks for good; the first reason stays. giver: name of the rank that gave up, or -1. */
 void tagc_native_break(tagc_native *self, const tagc_failure *failure, int giver);
 
 /* threads.c; without `state` */
-int tagc_native_count_threads(const tagc_native *self);
 /* Gives sockets to further loops; they do not read yet. What cannot be given stays. */
 void tagc_native_share(tagc_native *self);
 void tagc_native_start_threads(tagc_native *self);

@@ -42,7 +42,7 @@ static long link_mbits(const tagc_native *self) {
     return mbits > 0 ? mbits : 0;
 }
 
-int tagc_native_count_threads(const tagc_native *self) {
+static int count_threads(const tagc_native *self) {
     int n = self->n_threads;
     if (n == 0) {
         long n_here = self->n_here > 0 ? self->n_here : 1,
@@ -102,7 +102,7 @@ static void move_socket(native_socket *from, native_loop *loop) {
 }
 
 void tagc_native_share(tagc_native *self) {
-    int n_more = tagc_native_count_threads(self) - 1, n = 0;
+    int n_more = count_threads(self) - 1, n = 0;
     while (n < n_more && (self->more[n] = make_loop(self)) != NULL) n++;
     for (int r = 0; r < self->world_size && n; r++)
         for (int i = 0; i < self->n_sockets; i++) {

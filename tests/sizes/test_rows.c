@@ -3,7 +3,6 @@
 #include "../test.h"
 #include "core/status.h"
 #include "mesh/mesh.h"
-#include "plan/ask.h"
 #include "plan/plan.h"
 #include "sizes/catalogue.h"
 #include "sizes/rows.h"
@@ -24,25 +23,29 @@ static void assert_near(const char *what, double value, double expected, double 
 
 enum { N_LAYER = 6, WIDTH = 512, VOCAB = 4096, N_TOKENS = 128, N_HOSTS = 4 };
 
-static tagc_plan_question question(int gather, int sharding, int per_host) {
-    return (tagc_plan_question){.n_layer = N_LAYER,
-                                .n_embd = WIDTH,
-                                .n_vocab = VOCAB,
-                                .n_batch = 1,
-                                .n_tokens = N_TOKENS,
-                                .n_micro_steps = 1,
-                                .world_size = N_HOSTS * per_host,
-                                .ranks_per_host = per_host,
-                                .n_levels = 2,
-                                .sharding = sharding,
-                                .gather = gather,
-                                .format = TAGC_FORMAT_INT4,
-                                .link_bytes_per_s = 1e9,
-                                .host_bytes_per_s = 1e11,
-                                .flops_per_s = 1e12};
+/* Two levels, and what attention sends follows from the rest. */
+static tagc_setup setup_of(const tagc_mesh_question *m) {
+    tagc_setup setup = {.model = {N_LAYER, 1, WIDTH, m->n_tokens, VOCAB, 0},
+                        .world_size = m->world_size,
+                        .n_hosts = N_HOSTS,
+                        .n_batch = 1,
+                        .n_tokens = m->n_tokens,
+                        .union_density = -1};
+    tagc_fsdp_options *engine = &setup.engine;
+    tagc_fsdp_options_init(engine);
+    engine->sharding = m->sharding;
+    engine->gather = m->gather;
+    engine->ranks_per_host = m->ranks_per_host;
+    engine->two_level = m->ranks_per_host > 1;
+    engine->dense_format = TAGC_FORMAT_BF16;
+    engine->reducer.format = m->format;
+    engine->reducer.sparsity = m->sparsity;
+    if (m->sparsity == 0) engine->mild.format = m->format;
+    tagc_fsdp_options_resolve(engine);
+    return setup;
 }
 
-static tagc_mesh_question mesh_question(int gather, int placement, int per_host) {
+static tagc_mesh_question mesh_question(int gather, int sharding, int per_host) {
     return (tagc_mesh_question){.struct_bytes = sizeof(tagc_mesh_question),
                                 .model = {.n_layer = N_LAYER,
                                           .n_embd = WIDTH,
@@ -60,7 +63,7 @@ static tagc_mesh_question mesh_question(int gather, int placement, int per_host)
                                 .n_context = 1,
                                 .n_pipeline = 1,
                                 .n_expert = 1,
-                                .placement = placement,
+                                .sharding = sharding,
                                 .n_sequences = 2,
                                 .n_tokens = N_TOKENS,
                                 .n_micro_batches = 1,
@@ -75,47 +78,48 @@ static tagc_mesh_question mesh_question(int gather, int placement, int per_host)
 
 TEST(both_planners_agree_on_what_both_know) {
     const struct {
-        int gather, sharding, placement;
-    } ways[] = {{TAGC_GATHER_BF16, TAGC_SHARD_FULL, TAGC_PLACE_ZERO3},
-                {TAGC_GATHER_DELTA4, TAGC_SHARD_FULL, TAGC_PLACE_ZERO3},
-                {TAGC_GATHER_BF16, TAGC_SHARD_GRAD, TAGC_PLACE_ZERO2},
-                {TAGC_GATHER_DELTA4, TAGC_SHARD_GRAD, TAGC_PLACE_ZERO2}};
+        int gather, sharding;
+    } ways[] = {{TAGC_GATHER_BF16, TAGC_SHARD_FULL},
+                {TAGC_GATHER_BF16, TAGC_SHARD_GRAD},
+                {TAGC_GATHER_DELTA4, TAGC_SHARD_GRAD}};
     for (size_t i = 0; i < 3 * sizeof ways / sizeof ways[0]; i++) {
-        int per_host = i % 3 == 1 ? 4 : 1, gather = ways[i / 3].gather, placement = ways[i / 3].placement;
-        tagc_plan_question q = question(gather, ways[i / 3].sharding, per_host);
-        tagc_mesh_question m = mesh_question(gather, placement, per_host);
+        int per_host = i % 3 == 1 ? 4 : 1, gather = ways[i / 3].gather, sharding = ways[i / 3].sharding;
+        tagc_mesh_question m = mesh_question(gather, sharding, per_host);
         tagc_mesh_reply mesh = {.struct_bytes = sizeof mesh};
-        tagc_plan_reply engine;
+        tagc_plan_volume volume;
+        tagc_plan_memory memory;
         if (i % 3 == 2) { /* classes of parameters differ in what they send */
-            q.format = m.format = TAGC_FORMAT_INT2;
-            q.sparsity = m.sparsity = 0.95;
+            m.format = TAGC_FORMAT_INT2;
+            m.sparsity = 0.95;
         }
-        OK(tagc_plan_ask(&q, &engine));
+        tagc_setup setup = setup_of(&m);
+        OK(tagc_plan_count(&setup, &volume, &memory));
         OK(tagc_plan_mesh(&m, &mesh));
-        assert_int_equal(mesh.n_params, engine.n_params);
-        assert_near("gradients", mesh.legs[TAGC_MESH_LEG_GRADIENTS].host, engine.gradient_bytes,
+        double gradients = -volume.n_host_bytes[TAGC_LEG_GATHER];
+        for (int leg = 0; leg < TAGC_N_LEGS; leg++) gradients += volume.n_host_bytes[leg];
+        assert_int_equal(mesh.n_params, volume.n_params);
+        assert_near("gradients", mesh.legs[TAGC_MESH_LEG_GRADIENTS].host, gradients,
                     per_host == 1 ? 0.002 : 0.03); /* the engine's ranks of a host each send all biases */
-        assert_near("residual", mesh.device[TAGC_MESH_RESIDUAL], (double)engine.residual_bytes, 0.02);
+        assert_near("residual", mesh.device[TAGC_MESH_RESIDUAL], (double)memory.engine.residuals, 0.02);
         if (gather == TAGC_GATHER_DELTA4)
-            assert_near("parameters", mesh.legs[TAGC_MESH_LEG_PARAMETERS].host, engine.gather_bytes, 0.02);
+            assert_near("parameters", mesh.legs[TAGC_MESH_LEG_PARAMETERS].host,
+                        volume.n_host_bytes[TAGC_LEG_GATHER], 0.02);
         double states = mesh.device[TAGC_MESH_PARAMETERS] + mesh.device[TAGC_MESH_GRADIENTS] +
                         mesh.device[TAGC_MESH_OPTIMIZER];
-        if (placement == TAGC_PLACE_ZERO3)
-            assert_near("states", states + mesh.device[TAGC_MESH_REPLICAS], (double)engine.state_bytes, 0.01);
+        if (sharding == TAGC_SHARD_FULL) assert_near("states", states, (double)memory.state, 0.01);
     }
 }
 
 TEST(both_planners_agree_on_computing) {
+    const double flops_per_s = 1e12;
     for (int n_tokens = N_TOKENS; n_tokens <= 8192; n_tokens *= 8) { /* at last it is half attention */
-        tagc_plan_question q = question(TAGC_GATHER_BF16, TAGC_SHARD_FULL, 1);
-        tagc_mesh_question m = mesh_question(TAGC_GATHER_BF16, TAGC_PLACE_ZERO3, 1);
-        tagc_plan_reply engine;
+        tagc_mesh_question m = mesh_question(TAGC_GATHER_BF16, TAGC_SHARD_FULL, 1);
         tagc_mesh_plan mesh;
-        q.n_batch = m.n_sequences;
-        q.n_tokens = m.n_tokens = m.model.n_positions = n_tokens;
-        OK(tagc_plan_ask(&q, &engine));
-        OK(tagc_mesh_plan_make(&m, q.flops_per_s, &mesh));
-        assert_near("computing", mesh.compute_s, engine.compute_s, 0.005);
+        m.n_tokens = m.model.n_positions = n_tokens;
+        tagc_setup setup = setup_of(&m);
+        setup.n_batch = m.n_sequences;
+        OK(tagc_mesh_plan_make(&m, flops_per_s, &mesh));
+        assert_near("computing", mesh.compute_s, tagc_setup_flops(&setup) / flops_per_s, 0.005);
     }
 }
 
@@ -152,27 +156,5 @@ TEST(strategies_are_named_as_they_send) {
         assert_int_equal(strstr(s->name, zeros) != NULL, sparsity > 0);
         assert_int_equal(strstr(s->name, "4 bits") != NULL, format == TAGC_FORMAT_INT4);
         assert_int_equal(strstr(s->name, "in bf16") != NULL, format == TAGC_FORMAT_BF16);
-    }
-}
-
-TEST(what_the_planner_refuses_is_said) {
-    tagc_plan_question good = question(TAGC_GATHER_BF16, TAGC_SHARD_FULL, 1), q[5];
-    tagc_plan_reply reply;
-    const char *const words[] = {"levels is 3, allowed: 1 and 2",
-                                 "ranks per host is 3, which does not divide the world size of 4",
-                                 "sharding is 9, allowed: 0 to 3", "flops_per_s is 0, allowed: above 0",
-                                 "sparsity is 0.5, allowed with this format: 0"};
-    OK(tagc_plan_ask(&good, &reply));
-    for (int i = 0; i < 5; i++) q[i] = good;
-    q[0].n_levels = 3;
-    q[1].ranks_per_host = 3;
-    q[2].sharding = 9;
-    q[3].flops_per_s = 0;
-    q[4].format = TAGC_FORMAT_BF16;
-    q[4].sparsity = 0.5;
-    for (int i = 0; i < 5; i++) {
-        assert_int_equal(tagc_plan_ask(&q[i], &reply), TAGC_ERR_ARGUMENT);
-        if (!strstr(tagc_last_error(), words[i]))
-            fail_msg("\"%s\" lacks \"%s\"", tagc_last_error(), words[i]);
     }
 }

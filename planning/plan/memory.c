@@ -1,5 +1,5 @@
-/* See memory.h. */
-#include "measure/memory.h"
+/* The memory of ranks before they start, because without swap the system would kill them. Not in libtagc-plan.so. */
+#include "plan/plan.h"
 
 #include "core/status.h"
 #include "launch/hosts.h"
@@ -7,7 +7,7 @@
 /* What a rank takes beside engine and activations: its threads, their stacks and pools, tables of the comm. */
 enum { RANK_BYTES = 2 << 20 };
 
-tagc_status tagc_memory_check_setup(const char *what, const tagc_setup *setup, int n_here) {
+tagc_status tagc_plan_check_memory(const char *what, const tagc_setup *setup, int n_here) {
     tagc_plan_memory memory;
     uint64_t activations = 0;
     tagc_status status = tagc_plan_memory_of(setup, &memory);

@@ -1,5 +1,5 @@
 /* Plain MPI without tagc: point to point, and MPI's own collectives. */
-#include "measure/link.h"
+#include "bench/wire.h"
 
 #include "core/clock.h"
 #include "core/status.h"

@@ -1,6 +1,6 @@
-/* Measures the link: latency and bandwidth of plain messages over the transport. */
-#ifndef TAGC_MEASURE_LINK_H
-#define TAGC_MEASURE_LINK_H
+/* Plain messages between ranks, by MPI or by the local transport, to measure a link with and to compare exchanges with. */
+#ifndef TAGC_BENCH_WIRE_H
+#define TAGC_BENCH_WIRE_H
 
 #include "tagc/tagc.h"
 
@@ -20,20 +20,6 @@ tagc_status tagc_wire_create(tagc_comm *comm, int is_mpi, double timeout_s, uint
 void tagc_wire_destroy(tagc_wire *wire);
 /* Collective: seconds of the slowest rank for n_times exchanges, in each of which every rank sends n_bytes to each other. */
 tagc_status tagc_wire_all(tagc_wire *wire, uint64_t n_bytes, int n_times, double *seconds);
-
-enum { TAGC_LINK_LARGE_BYTES = 128 << 10 };
-
-typedef struct tagc_pair {
-    int a, b;               /* ranks, set by the caller */
-    double latency_s;       /* of one byte, one way */
-    double large_latency_s; /* of a message of TAGC_LINK_LARGE_BYTES, without its bytes */
-    double there_bytes_per_s, back_bytes_per_s, both_bytes_per_s; /* both: each direction, at once */
-} tagc_pair;
-
-/* Collective over all ranks. */
-tagc_status tagc_measure_pair(tagc_wire *wire, tagc_pair *pair);
-/* Collective: what each rank sends per second when all send to all. */
-tagc_status tagc_measure_all_to_all(tagc_wire *wire, double latency_s, double *bytes_per_s);
 
 /* ---- plain MPI, to compare exchanges with ---- */
 
