@@ -91,7 +91,7 @@ class Library:
         found = {}
         for rank, messages in sent.items():  # docs/reference/wire-format.md, "Header"; no fronts by gloo
             stream = torch.cat(messages)
-            assert bytes(stream[:6].tolist()) == b"TAGC\x01\x06", "the first message is no fragment"
+            assert bytes(stream[:6].tolist()) == b"TAGC\x02\x06", "the first message is no fragment"
             length = stream[40:48].clone().view(torch.int64).item()
             found[rank] = stream[64 : 64 + length]
         return found
