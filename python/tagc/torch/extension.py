@@ -8,6 +8,7 @@ from tagc.torch.exchange import cores, streams
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.comm import Comm, Disagreement, Way, share
+from tagc.torch.exchange.gatherer import Gatherer
 from tagc.torch.exchange.gloo import Gloo, bytes_at
 from tagc.torch.exchange.hosts import Cluster, Hosts
 from tagc.torch.exchange.identity import identity
@@ -24,7 +25,6 @@ from tagc.torch.exchange.internals import (
     unwrapped,
 )
 from tagc.torch.exchange.model import Follower, Levels, UnitModel
-from tagc.torch.exchange.reducer import Gatherer
 from tagc.torch.exchange.runner import Future, Host, Runners
 from tagc.torch.exchange.said import say
 from tagc.torch.exchange.staging import Kernels

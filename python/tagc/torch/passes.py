@@ -22,10 +22,9 @@ from tagc.torch.exchange.interfaces import Exchanged, Expected
 from tagc.torch.exchange.layout import Layout
 from tagc.torch.exchange.model import Levels, PartStats
 from tagc.torch.exchange.model_exchanges import Contents, ModelExchanges, Start
-from tagc.torch.exchange.reducer import LocalFailure
 from tagc.torch.exchange.runner import Runner, Runners, Staged
 from tagc.torch.exchange.staging import Staging
-from tagc.torch.exchange.unit import DTYPES, Unit, kind_of
+from tagc.torch.exchange.unit import DTYPES, LocalFailure, Unit, kind_of
 from tagc.torch.exchange.unknown import UnknownLayouts
 from tagc.torch.exchange.within import HostSums
 from tagc.torch.schedule.options import constants
