@@ -30,6 +30,7 @@ from tagc.quorum import internals, managed
 from tagc.torch.extension import Comm
 
 KEY = "tagc.LocalSteps"  # of the state that torchft sends to a replica that joins
+MOST_FRAGMENTS = 2**20
 
 
 class Sites:
@@ -157,6 +158,9 @@ class Exchanges:
             self.say(f"tagc: this exchange is given up: {failure}")
         if counts and flight is not None:
             self._exchanged = flight.fragment.index
+            # A site that got its state for an exchange that failed does not get it again, but the others
+            # have trained on: they do not exchange the next fragment together unless it counts as they do.
+            self._handle.n_steps = flight.step
             number, agree_s = self._handle.n_exchanges + 1, time.perf_counter() - waited
             self._handle.land(flight, is_now, stats, number, wait_s=waited - begin, agree_s=agree_s)
         return counts
@@ -203,28 +207,31 @@ class Exchanges:
                 "exchange between sites",
                 {"exchanges": handle.n_exchanges},
                 failure,
-                vote=0 if fragment is None or not contributes else 1 + fragment.index,
+                vote=handle.n_steps * MOST_FRAGMENTS + fragment.index + 1 if contributes else 0,
             )
         except Error as problem:
             if failure is None and problem.status != "mismatch":  # another site's, which raises it
                 raise Error("transport", str(problem)) from problem
             raise
-        wanted = {vote for vote in votes if vote}
-        if len(wanted) > 1:
+        # (steps, fragment) of those that contribute
+        calls = [divmod(vote - 1, MOST_FRAGMENTS) if vote else None for vote in votes]
+        made = [call for call in calls if call is not None]
+        if len({index for _, index in made}) > 1:
             raise Error(
                 "mismatch",
-                f"sites do not exchange the same fragment: {[vote - 1 if vote else None for vote in votes]} "
-                "by site (None: "
-                "contributes nothing); all must have the same every and fragments, and the same number of "
-                "steps",
+                f"sites do not exchange the same fragment: {[call and call[1] for call in calls]} by site "
+                "(None: contributes nothing); all must have the same every and fragments, and the same "
+                "number of steps",
             )
-        if not wanted:
+        if not made:
             return None, True
+        step, index = max(made)
         is_now = True
         if contributes:
-            flight.divide(sum(vote > 0 for vote in votes))
+            flight.divide(len(made))
+            flight.step = step
         else:
-            flight.begin(handle.fragments[wanted.pop() - 1], handle.n_steps)
+            flight.begin(handle.fragments[index], step)
             is_now = self._is_healed or fragment is not None or not flight.delta.any()
             flight.delta.zero_()
         return flight, is_now

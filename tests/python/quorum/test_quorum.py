@@ -1,6 +1,9 @@
 """Decisions of replicas, for which no torchft is needed."""
 
+import concurrent.futures
+import copy
 import sys
+import threading
 import types
 
 import pytest
@@ -8,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tagc import Error
-from tagc.quorum import managed
+from tagc.quorum import Sites, managed
 from tagc.quorum.exchanges import Exchanges
 from tagc.torch import compress
 from tagc.torch.extension import kinds_of
@@ -79,3 +82,148 @@ def test_torchfts_groups_are_refused(monkeypatch):
         kind.wrapper(model, group)
     with pytest.raises(Error, match="or fully_shard.. with between=manager"):  # without torch.distributed
         compress(model, between=group)
+
+
+class Meeting:
+    """A quorum of n sites. fails: another site of it is gone."""
+
+    def __init__(self, n, fails=False):
+        self.n, self.fails, self.managers, self.votes = n, fails, {}, []
+        self.store, self._barrier = torch.distributed.HashStore(), threading.Barrier(n)
+
+    def wait(self):
+        self._barrier.wait(60)
+
+
+class FakeManager:
+    """What tagc asks torchft's Manager, for sites that are threads and meet as the test wants it."""
+
+    _use_async_quorum = False
+
+    def __init__(self, rank, meetings):
+        self._rank, self._meetings, self._step, self._n_healed = rank, iter(meetings), 0, 0
+
+    def register_state_dict_fn(self, key, load, state):
+        self._load, self._state = load, state
+
+    def start_quorum(self):
+        meeting = self._meeting = next(self._meetings)
+        meeting.managers[self] = self._step
+        meeting.wait()
+        source = max(meeting.managers, key=meeting.managers.get)
+        if meeting.managers[source] > self._step:
+            self._load(copy.deepcopy(source._state()))
+            self._step, self._n_healed = meeting.managers[source], self._n_healed + 1
+        meeting.wait()
+        self.group = types.SimpleNamespace(
+            rank=lambda: self._rank, size=lambda: meeting.n, get_group_store=lambda: meeting.store
+        )
+        self._failure = RuntimeError("a site is gone") if meeting.fails else None
+
+    def should_commit(self):
+        self._meeting.votes.append(self._failure is None)
+        self._meeting.wait()
+        counts = all(self._meeting.votes)
+        self._step += counts
+        return counts
+
+    def wait_quorum(self):
+        pass
+
+    def errored(self):
+        return self._failure
+
+    def report_error(self, failure):
+        self._failure = failure
+
+    def current_step(self):
+        return self._step
+
+    def is_participating(self):
+        return True
+
+
+@pytest.fixture
+def fake_torchft(monkeypatch):
+    class ProcessGroup:
+        pass
+
+    class ManagedProcessGroup(ProcessGroup):
+        def __init__(self, manager):
+            self._manager = manager
+
+        @property
+        def parent(self):
+            return self._manager.group
+
+    class Optimizer:
+        pass
+
+    groups = types.SimpleNamespace(ProcessGroup=ProcessGroup, ManagedProcessGroup=ManagedProcessGroup)
+    monkeypatch.setitem(
+        sys.modules, "torchft", types.SimpleNamespace(Manager=FakeManager, Optimizer=Optimizer)
+    )
+    monkeypatch.setitem(sys.modules, "torchft.process_group", groups)
+
+
+def run_sites(meetings, train, **options):
+    """Runs train(rank, handle, step) of each site in a thread; step() is a step of training. meetings: of
+    each site. Checks that they end alike; returns their steps, exchanges and how often they got a state."""
+    local = pytest.importorskip("tagc.local")
+    managers = [FakeManager(rank, mine) for rank, mine in enumerate(meetings)]
+    models, handles, steps = [], [], []
+    for manager in managers:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        handle = local.LocalSteps(
+            model,
+            optimizer,
+            manager=Sites(manager),
+            layers="all",
+            values="fp32",
+            timeout_s=60,
+            verbose=False,
+            **options,
+        )
+
+        def step(model=model, optimizer=optimizer, rank=len(models)):
+            optimizer.zero_grad()
+            model(torch.full((4, 8), 1.0 + rank)).square().mean().backward()
+            optimizer.step()
+
+        models.append(model)
+        handles.append(handle)
+        steps.append(step)
+    with concurrent.futures.ThreadPoolExecutor(len(models)) as pool:
+        list(pool.map(train, range(len(models)), handles, steps))  # raises what they raise
+    kept = [[fragment.kept() for fragment in handle.fragments] for handle in handles]
+    for handle, one in zip(handles, kept):
+        for mine, first in zip(one, kept[0]):
+            assert all(torch.equal(values, first["anchor"][name]) for name, values in mine["anchor"].items())
+        handle.close()
+    return [
+        (handle.n_steps, handle.n_exchanges, manager._n_healed) for handle, manager in zip(handles, managers)
+    ]
+
+
+def test_a_site_joins_in_an_exchange_that_fails(fake_torchft):
+    """torchft gives it no state again, and the other one has trained on, up to its other fragment."""
+
+    def train(rank, handle, step):
+        for _ in range([3, 1][rank]):
+            step()
+
+    meetings = [Meeting(1), Meeting(2, fails=True), Meeting(2), Meeting(2)]
+    assert run_sites([meetings, meetings[1:]], train, every=2, fragments=2) == [(3, 2, 0), (3, 2, 1)]
+
+
+def test_a_site_with_fewer_batches_goes_on_at_the_steps_of_the_others(fake_torchft):
+    def train(rank, handle, step):
+        for _ in range([4, 3][rank]):
+            step()
+        if rank == 1:
+            handle.synchronize()
+
+    meetings = [Meeting(2), Meeting(2)]
+    assert run_sites([meetings, meetings], train, every=4) == [(4, 1, 0), (4, 1, 0)]

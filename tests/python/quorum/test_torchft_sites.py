@@ -123,7 +123,7 @@ def train(name, folder, script, n_ranks=1, rank=0, port=0, **options):
     def goes_on_or_dies(names):
         if (
             script == "dies in the middle of an exchange"  # before it sends what the others wait for
-            and written[-1:] == [3]  # or what a site keeps that joins in this exchange is not known
+            and written  # or what it keeps of the exchange in which it joined is not known
             and handle.n_exchanges >= PLANTED
             and quorum.size() == 3
         ):
@@ -194,7 +194,7 @@ def train(name, folder, script, n_ranks=1, rank=0, port=0, **options):
                     notes,
                 )
                 notes.flush()
-                written += [quorum.size()] * counts
+                written += [1] * counts
             time.sleep(0.02)
     saved = handle.state_dict()
     handle.load_state_dict(saved)
