@@ -45,10 +45,10 @@ WITHOUT["to work on libtagc"] = [
 # A little above what there is: whoever adds more says so here. The core of tagc.torch is to come to 9,500,
 # and the annexes to 7,500.
 LIMITS = {
-    "core of tagc.torch": 13_250,
-    "annexes together": 15_440,  # all-to-alls of tokens; weights: adapters and recipes of int8
+    "core of tagc.torch": 13_170,
+    "annexes together": 15_450,  # all-to-alls of tokens; weights: adapters and recipes of int8
     "to work on libtagc": 25_490,  # all-to-alls; changes by classes of magnitude; gathers of two levels
-    "to work on compress()": 12_830,
+    "to work on compress()": 12_760,
     "bytes of lab/results/": 1_062_000,
 }
 
