@@ -24,7 +24,9 @@ typedef struct row {
 
 static const row rows[] = {
     {"whole", TAGC_EXCHANGE_DIRECT, .is_whole = 1, .has_lanes = 1},
+#if TAGC_HAS_PAPER
     {"packed", TAGC_EXCHANGE_PACKED, .has_lanes = 1},
+#endif
     {"direct", TAGC_EXCHANGE_DIRECT, .has_lanes = 1},
     {"model", TAGC_EXCHANGE_DIRECT, .has_lanes = 1, .is_model = 1},
     {"direct, callback", TAGC_EXCHANGE_DIRECT, .has_lanes = 0},
