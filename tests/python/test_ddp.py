@@ -516,3 +516,38 @@ def passes_within_a_pass(rank, world_size):
 
 def test_passes_within_a_pass():
     ranks.run(passes_within_a_pass, 2)
+
+
+class TwoHeads(nn.Module):
+    """Of which each has its gradients by a backward() of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(7, 300), nn.Linear(7, 300)
+
+    def losses(self, run, rank, step):
+        x = torch.randn(5, 7, generator=torch.Generator().manual_seed(9 * step + rank))
+        return [output.square().mean() for output in run(x)]
+
+    def forward(self, x):
+        return self.right(x), self.left(x)
+
+
+def a_pass_in_two_calls(rank, world_size):
+    """The step ends with the call that gives DDP the last gradient."""
+    model, steps = made(TwoHeads, bucket_cap_mb=0.002), []
+    with compress(model, sparsity=0, on_step=lambda stats: steps.append(stats["step"])) as handle:
+        for step in range(1, 5):
+            model.zero_grad()
+            for is_last, loss in enumerate(model.module.losses(model, rank, step)):
+                loss.backward()
+                assert steps == [*range(1, step + is_last)], (step, is_last, steps)
+            one = copy.deepcopy(model.module)
+            one.zero_grad()
+            sum(sum(one.losses(one, r, step)) for r in range(world_size)).div(world_size).backward()
+            check_equal(gradients(model), {name: p.grad for name, p in one.named_parameters()})
+        assert len(buckets_of(handle)) > 1
+
+
+def test_a_pass_in_two_calls():
+    ranks.run(a_pass_in_two_calls, 2)

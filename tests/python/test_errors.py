@@ -371,7 +371,7 @@ def one_rank_cannot_begin(rank, world_size):
     """What fails on one rank after all have agreed on an exchange, for want of memory or by a mistake, is an
     Error of the same status on all ranks, soon, and the connection stays."""
     import tagc.torch as tagc
-    from tagc.torch.exchange import model, reducer
+    from tagc.torch.exchange import gatherer, model
     from tagc.torch.hooks import replicas
 
     def raises(problem):
@@ -383,8 +383,8 @@ def one_rank_cannot_begin(rank, world_size):
     memory = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate")
     bad = ValueError("gradient must be contiguous")
     models = ((model.Spans, "at", MemoryError("pieces"), "memory"), (model.Spans, "at", bad, "argument"))
-    whole = ((replicas.Gathers, "_run_whole", memory, "memory"), (reducer, "_array", bad, "argument"))
-    deltas = ((replicas.Gathers, "_run", memory, "memory"), (reducer, "_array", bad, "argument"))
+    whole = ((replicas.Gathers, "_run_whole", memory, "memory"), (gatherer, "_array", bad, "argument"))
+    deltas = ((replicas.Gathers, "_run", memory, "memory"), (gatherer, "_array", bad, "argument"))
     options = dict(sparsity=0.9, layers="all", verbose=False)
     for kind, parameters, places in (
         ("ddp", None, models),

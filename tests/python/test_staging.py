@@ -157,7 +157,7 @@ def with_kernels(rank, world_size):
     """Gradients stay on the device, of all ranks or of one: the same bits as in CPU memory, and the same
     bytes."""
     import tagc.torch as tagc
-    from tagc.torch.exchange import reducer, staging
+    from tagc.torch.exchange import gatherer, staging
 
     cases = [
         ("fsdp2", {"sparsity": 0.9}, {}, (True, True), {"lazy": True}),
@@ -171,21 +171,21 @@ def with_kernels(rank, world_size):
     for number, (kind, options, model_options, has, how) in enumerate(present(cases)):
         n_micro = how.get("n_micro", 1)
         plain = train(kind, rank, options, model_options, n_steps=3, n_micro=n_micro)
-        found, gathers, compress, make = [], [], tagc.compress, reducer.Gatherer.__init__
+        found, gathers, compress, make = [], [], tagc.compress, gatherer.Gatherer.__init__
         with fake(100 + 10 * number + rank, lazy=how.get("lazy", False), kernels=has[rank]) as device:
             try:
                 tagc.compress = lambda *args, **given: (
                     handle := compress(*args, **given),
                     found.append(handle.codec),
                 )[0]
-                reducer.Gatherer.__init__ = lambda self, *given: (
+                gatherer.Gatherer.__init__ = lambda self, *given: (
                     gathers.append(any(isinstance(one, staging.Kernels) for one in given)),
                     make(self, *given),
                 )[1]
                 codec = {"codec": how["codec"][rank] if "codec" in how else None}
                 on_device = train(kind, rank, options | codec, model_options, n_steps=3, n_micro=n_micro)
             finally:
-                tagc.compress, reducer.Gatherer.__init__ = compress, make
+                tagc.compress, gatherer.Gatherer.__init__ = compress, make
             assert device.fake.fake_n_device_blocks() == 0, "memory of the device stays"
             assert len(device.tasks) > 0
         assert found == ["device" if has[rank] else "host"]

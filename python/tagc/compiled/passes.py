@@ -11,7 +11,7 @@ import torch.distributed as dist
 from tagc.compiled.ahead import Ahead
 from tagc.compiled.starts import Starts
 from tagc.torch import Compressed
-from tagc.torch.extension import Disagreement, at_end_of_backward
+from tagc.torch.extension import Disagreement
 
 
 class Module(Protocol):
@@ -58,12 +58,9 @@ class Pass:
 
     def opens(self) -> bool:
         """Returns whether this is in a backward pass, at whose end all exchanges will have ended."""
-        try:
-            at_end_of_backward(self._end)
-        except RuntimeError:
-            return False
-        self._is_open = True
-        return True
+        is_within = self.handle.passes.await_end()
+        self._is_open |= is_within
+        return is_within
 
     def is_forward(self) -> bool:
         """Returns whether this is in a forward pass. Gives up a pass before it that has not come to its
@@ -103,7 +100,8 @@ class Pass:
 
     # ---- the end ----
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Exchanges what is left of a backward pass, and waits for all. Collective."""
         if not self._is_open:
             return
         self._is_open = False
@@ -115,12 +113,8 @@ class Pass:
             self.starts.drain()
             for module in self._modules:
                 module.end()
-        except BaseException:
-            self.handle.passes.give_up()
-            raise
         finally:
             self._forget()
-        self.handle.passes.end_backward()
 
     def _meet(self, group: dist.ProcessGroup) -> torch.Tensor:
         """Makes ranks end the pass together. If one gathers ahead what the others do not, they join it here:

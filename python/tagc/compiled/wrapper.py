@@ -160,7 +160,7 @@ class Wrapper(GatheringWrapper):
     # ---- what it does ----
 
     def install(self, handle: Compressed) -> None:
-        shared = Pass(handle, max(module.n_elems for module in self._modules))
+        shared = self._pass = Pass(handle, max(module.n_elems for module in self._modules))
         handle.passes.settles.append(shared.starts.drop)
         for tag, module in enumerate(self._modules):
             if (gather := module.connect(shared, tag)) is not None:
@@ -185,6 +185,9 @@ class Wrapper(GatheringWrapper):
     @staticmethod
     def _note(module: Any, name: str, one: Sharded) -> None:
         module.tagc_reads[name] = one.sharded, one.read, one.key, one.dtype, one.reshards
+
+    def finish_pass(self) -> None:
+        self._pass.end()
 
     @contextlib.contextmanager
     def moving(self, module: torch.nn.Module) -> Iterator[None]:

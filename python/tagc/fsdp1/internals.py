@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -110,3 +111,18 @@ def remove_hook(module: Any) -> None:
 
 def is_in_backward(model: torch.nn.Module) -> bool:
     return bool(_find(model, "FullyShardedDataParallel._post_backward_callback_queued", False))
+
+
+def in_each_backward(module: torch.nn.Module, call: Callable[[], object]) -> Callable[[], None]:
+    """Calls call() in each backward pass that begins with what module() returns: not in passes within it.
+    Returns a function that undoes it."""
+
+    def in_backward(_: torch.Tensor) -> None:
+        call()
+
+    def look(_: torch.nn.Module, __: Any, output: Any) -> None:
+        for tensor in torch.utils._pytree.tree_leaves(output):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                tensor.register_hook(in_backward)
+
+    return module.register_forward_hook(look).remove

@@ -33,7 +33,6 @@ from tagc.torch.extension import (
     Place,
     Unit,
     add_up,
-    at_end_of_each_backward,
     layouts,
     place_of,
     policy,
@@ -338,7 +337,7 @@ class Wrapper(AnyWrapper):
                 )
         handle.passes.undo.append(self._remove)
         # all units may come in passes within the pass, as of reentrant checkpointing
-        handle.passes.undo.append(at_end_of_each_backward(self._model, handle.passes.end_backward))
+        handle.passes.undo.append(internals.in_each_backward(self._model, handle.passes.await_end))
         for flat in self._flats:
             sums_replicas = self._sums_replicas(flat)
             own = flat.own(self.hosts(self._group_of(flat)), sums_replicas)

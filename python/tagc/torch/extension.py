@@ -8,23 +8,14 @@ from tagc.torch.exchange import cores, streams
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.comm import Comm, Disagreement, Way, share
+from tagc.torch.exchange.gatherer import Gatherer
 from tagc.torch.exchange.gloo import Gloo, bytes_at
 from tagc.torch.exchange.hosts import Cluster, Hosts
 from tagc.torch.exchange.identity import identity
 from tagc.torch.exchange.interfaces import ALONE, Exchanged, Expected, Kinds, Place, Wrapped, place_of
 from tagc.torch.exchange.internals import ALL as TESTED
-from tagc.torch.exchange.internals import (
-    all_gather,
-    at_end_of_backward,
-    at_end_of_each_backward,
-    ddp_hooks,
-    default_store,
-    n_changes,
-    reader,
-    unwrapped,
-)
+from tagc.torch.exchange.internals import all_gather, ddp_hooks, default_store, n_changes, reader, unwrapped
 from tagc.torch.exchange.model import Follower, Levels, UnitModel
-from tagc.torch.exchange.reducer import Gatherer
 from tagc.torch.exchange.runner import Future, Host, Runners
 from tagc.torch.exchange.said import say
 from tagc.torch.exchange.staging import Kernels
@@ -78,6 +69,5 @@ __all__ = [
     # of words
     "bytes_text", "choose", "factor_of", "say", "seconds_text",
     # of torch
-    "TESTED", "all_gather", "at_end_of_backward", "at_end_of_each_backward", "ddp_hooks", "n_changes",
-    "reader",
+    "TESTED", "all_gather", "ddp_hooks", "n_changes", "reader",
 ]

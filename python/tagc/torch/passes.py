@@ -22,10 +22,9 @@ from tagc.torch.exchange.interfaces import Exchanged, Expected
 from tagc.torch.exchange.layout import Layout
 from tagc.torch.exchange.model import Levels, PartStats
 from tagc.torch.exchange.model_exchanges import Contents, ModelExchanges, Start
-from tagc.torch.exchange.reducer import LocalFailure
 from tagc.torch.exchange.runner import Runner, Runners, Staged
 from tagc.torch.exchange.staging import Staging
-from tagc.torch.exchange.unit import DTYPES, Unit, kind_of
+from tagc.torch.exchange.unit import DTYPES, LocalFailure, Unit, kind_of
 from tagc.torch.exchange.unknown import UnknownLayouts
 from tagc.torch.exchange.within import HostSums
 from tagc.torch.schedule.options import constants
@@ -449,20 +448,42 @@ class Passes:
             self.end_step()
         if recurs:
             self._units_of_step.add(unit.name)
-        self._is_outside = False
-        if wrapper.ends_with_backward:
-            try:
-                internals.at_end_of_backward(self.end_backward)
-            except RuntimeError:  # outside of any backward pass, as in a pipeline
-                self._is_outside = True
+        # outside as in a pipeline
+        self._is_outside = wrapper.ends_with_backward and not self.await_end()
         was_open, self._step_open = self._step_open, True
         return not was_open
 
+    def await_end(self) -> bool:
+        """Makes the end of the running backward pass call end_backward(). Returns whether one is running."""
+        try:
+            internals.at_end_of_backward(self.end_backward)
+        except RuntimeError:
+            return False
+        return True
+
     def end_backward(self) -> None:
-        """Ends the step, at the end of a pass. Reentrant checkpointing has passes within the pass."""
-        if self._step_open and not self.state.wrapper.is_in_backward() and not self._is_left_open():
+        """Ends a backward pass, and with it the step. Whoever knows that a pass ends calls it, also more than
+        once. Reentrant checkpointing has passes within the pass. A failure is raised here if it is not raised
+        within the pass. Collective."""
+        wrapper = self.state.wrapper
+        if wrapper.is_in_backward() or self._is_left_open():
+            return
+        failure = _failure_of(self._finish_pass)
+        failure = wrapper.failure_of_pass() or failure
+        if failure is not None:
+            self.give_up()
+        elif self._step_open:
+            failure = _failure_of(self.end_step)
+        try:
+            if failure is not None and not wrapper.swallows(failure):
+                raise failure
+        finally:
+            del failure  # whose traceback keeps this frame, and the model
+
+    def _finish_pass(self) -> None:
+        self.state.wrapper.finish_pass()
+        if self._step_open:
             self.synchronize()
-            self.end_step()
 
     def _is_left_open(self) -> bool:
         """Returns whether this step continues after the backward pass, in FSDP2's finalize_backward(). The
@@ -470,7 +491,7 @@ class Passes:
         return self.state.wrapper.is_ended_by_hand() and self._units_of_step != set(self.state.units)
 
     def end_step(self) -> None:
-        """Ends the step. Call it when all units of this backward pass are complete."""
+        """Ends the step, when all its units are complete."""
         state = self.state
         with state.lock:
             self._step_open = False
@@ -536,6 +557,14 @@ class Passes:
             end()
         self.runners.free()
         self.state.is_closed = True
+
+
+def _failure_of(function: Callable[[], object]) -> BaseException | None:
+    try:
+        function()
+    except BaseException as failure:
+        return failure
+    return None
 
 
 def _found(find_layout: FindLayout) -> tuple[Layout | None, Error | None]:

@@ -204,7 +204,19 @@ class Wrapped:
         raise NotImplementedError
 
     def is_in_backward(self) -> bool:
-        """Returns whether a backward pass of this model is running."""
+        """Returns whether a backward pass of this model is running, at the end of one that may be within
+        it."""
+        return False
+
+    def finish_pass(self) -> None:
+        """Exchanges what is left of a backward pass, at its end. Collective."""
+
+    def failure_of_pass(self) -> BaseException | None:
+        """Returns the first failure of this pass that a hook could not raise, and forgets it."""
+        return None
+
+    def swallows(self, failure: BaseException) -> bool:
+        """Returns whether to raise nothing at the end of a pass that has failed so."""
         return False
 
     def is_ended_by_hand(self) -> bool:

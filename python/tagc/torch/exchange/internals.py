@@ -488,20 +488,10 @@ def reduce_scatter_rows(
 
 
 def at_end_of_backward(function: Callable[[], object]) -> None:
-    """Calls function() at the end of the running backward pass. RuntimeError outside of one."""
-    _get(torch.autograd.Variable, "torch.autograd.Variable._execution_engine").queue_callback(function)
-
-
-def at_end_of_each_backward(module: torch.nn.Module, function: Callable[[], object]) -> Callable[[], None]:
-    """Calls function() at the end of each backward pass that begins with what module() returns: not of passes
-    within it. Returns a function that undoes it."""
-
-    def look(_: torch.nn.Module, __: Any, output: Any) -> None:
-        for tensor in torch.utils._pytree.tree_leaves(output):
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                tensor.register_hook(lambda _: at_end_of_backward(function))
-
-    return module.register_forward_hook(look).remove
+    """Calls function() at the end of the running backward pass, after what torch does there and queues up to
+    then: DDP does so behind its last hook. RuntimeError outside of a pass."""
+    queue = _get(torch.autograd.Variable, "torch.autograd.Variable._execution_engine").queue_callback
+    queue(lambda: queue(function))
 
 
 def is_within_a_pass() -> bool:

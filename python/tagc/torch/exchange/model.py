@@ -14,8 +14,8 @@ import torch
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange.comm import Comm
+from tagc.torch.exchange.gatherer import as_error
 from tagc.torch.exchange.layout import Layout, Parameter, chunked_elems, first_dim
-from tagc.torch.exchange.reducer import as_error
 
 ELEMENTS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 Full = tuple[list[int], list[lib.ScheduleSums]]  # windows: numbers of parameters, and sums of each

@@ -18,9 +18,8 @@ from tagc._library import LOST, Error
 from tagc.torch.exchange.call import Record, Reduction
 from tagc.torch.exchange.layout import Layout
 from tagc.torch.exchange.model import Keeper, PartStats, Stream, UnitModel
-from tagc.torch.exchange.reducer import LocalFailure
 from tagc.torch.exchange.staging import Staging, spoil
-from tagc.torch.exchange.unit import Unit, kind_of
+from tagc.torch.exchange.unit import LocalFailure, Unit, kind_of
 from tagc.torch.exchange.within import op_between
 
 # Gradients whose exchanges are under way, beside one of any size: a rank that computes faster than it sends

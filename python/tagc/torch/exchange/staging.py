@@ -53,7 +53,8 @@ Run = Callable[["torch.Tensor | None", "torch.Tensor | None", "BaseException | N
 FOR_NOTHING, FOR_RESULT, FOR_INPUT = 0, 1, 2  # tagc_waits
 
 N_BUFFERS = 3  # buffers of pinned memory: one is copied out, one exchanged, one copied back
-N_BUFFERS_THERE = 2  # with kernels: one exchange encodes while another's bodies are on their way
+# with kernels: one exchange encodes while another's bodies are on their way; each buffer has residuals, too
+N_BUFFERS_THERE = 2
 _LOOK_MS = 100
 _ALL = 2**64 - 1  # tickets
 
@@ -110,7 +111,7 @@ class Staging:
     from streams.of(). codec: "device": with kernels, or an Error; "host": without; None: with kernels if
     there are any, else why_host holds the reason."""
 
-    def __init__(self, streams: Cuda, codec: str | None = "host", n_buffers: int = N_BUFFERS) -> None:
+    def __init__(self, streams: Cuda, codec: str | None = "host") -> None:
         self.streams = streams
         self._device, self._queue = ctypes.c_void_p(), ctypes.c_void_p()
         library = streams.library.encode() if streams.library else None
@@ -128,7 +129,7 @@ class Staging:
         self._thread: threading.Thread | None = None
         try:
             self._open_kernels(codec)
-            self._create_queue(n_buffers)
+            self._create_queue()
             # has an address, unlike an empty tensor
             self._nothing = torch.zeros(16, dtype=torch.uint8, device=streams.device)
         except BaseException:
@@ -146,12 +147,12 @@ class Staging:
                 raise
             self.why_host = problem
 
-    def _create_queue(self, n_buffers: int) -> None:
+    def _create_queue(self) -> None:
+        queue = ctypes.byref(self._queue)
         if self.kernels is None:
-            lib.call("tagc_queue_create", self._device, n_buffers, ctypes.byref(self._queue))
-        else:  # each buffer has residuals, too
-            n_buffers = min(n_buffers, N_BUFFERS_THERE)
-            lib.call("tagc_queue_create_on", self.kernels.handle, n_buffers, ctypes.byref(self._queue))
+            lib.call("tagc_queue_create", self._device, N_BUFFERS, queue)
+        else:
+            lib.call("tagc_queue_create_on", self.kernels.handle, N_BUFFERS_THERE, queue)
 
     @property
     def queue(self) -> ctypes.c_void_p:
@@ -172,18 +173,12 @@ class Staging:
     # ---- for hooks ----
 
     def enqueue(
-        self,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        run: Run,
-        failure: BaseException | None = None,
-        waits: int = FOR_RESULT,
+        self, source: torch.Tensor, target: torch.Tensor, run: Run, failure: BaseException | None
     ) -> None:
         """Exchanges source into target, both on the device, by run(source, target, failure) with copies in
-        pinned memory. Returns when that has run; the result may still be on the way. failure: of this rank;
-        run() reports it to the others and does not read the tensors.
-        waits: for what later work of the current stream waits: nothing, the result, or that the source is
-        read."""
+        pinned memory. Returns when that has run; the result may still be on the way, and later work of the
+        current stream waits for it. failure: of this rank; run() reports it to the others and does not read
+        the tensors."""
         with self._launch:
             if failure is None:
                 try:
@@ -195,20 +190,19 @@ class Staging:
                 source, target = self._nothing, self._nothing
                 handle = self._handle(source, target)
             self._jobs.append(_Job(run, source, target, failure))  # the thread may read it at once
-            ticket = self._launched(handle, source, target, waits)
+            ticket = self._launched(handle, source, target)
         self._wait(ticket)
 
     def start(
         self, begin: Callable[[int, int], object], source: torch.Tensor, target: torch.Tensor, waits: int
     ) -> None:
         """Has begin(stream, waits) exchange source into target, both on the device, as libtagc does it by
-        itself. Returns at once. waits: as of enqueue()."""
+        itself. Returns at once. waits: for what later work of the current stream waits: nothing, the result,
+        or that the source is read."""
         with self._launch:
             begin(self.streams.current(), int(waits))
 
-    def _launched(
-        self, handle: ctypes.c_void_p, source: torch.Tensor, target: torch.Tensor, waits: int
-    ) -> int:
+    def _launched(self, handle: ctypes.c_void_p, source: torch.Tensor, target: torch.Tensor) -> int:
         """Returns the ticket of an exchange whose work is in the streams now."""
         arrays = [
             item
@@ -220,13 +214,13 @@ class Staging:
         ]
         ticket = ctypes.c_uint64()
         if lib.load().tagc_job_enqueue(
-            handle, *arrays, self.streams.current(), int(waits), ctypes.byref(ticket)
+            handle, *arrays, self.streams.current(), int(FOR_RESULT), ctypes.byref(ticket)
         ):
             spoil(target)  # the thread gets the failure with the ticket
         return ticket.value
 
     def run_here(
-        self, source: torch.Tensor, target: torch.Tensor, run: Run, failure: BaseException | None = None
+        self, source: torch.Tensor, target: torch.Tensor, run: Run, failure: BaseException | None
     ) -> None:
         """Exchanges source into target, both on the device, by run(), which works there: in this thread,
         while no stream waits for it. failure: as of enqueue()."""
@@ -245,11 +239,6 @@ class Staging:
     def failure(self) -> BaseException | None:
         """That of an exchange in Python since finish()."""
         return self._failure
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether an exchange in Python has failed since finish()."""
-        return self._failure is not None
 
     def wait(self) -> None:
         """Waits until all enqueued exchanges are complete. finish() raises the failures."""

@@ -14,10 +14,13 @@ import torch.distributed as dist
 from tagc._library import Error
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.model import Follower, Levels, UnitModel, stowable
-from tagc.torch.exchange.reducer import LocalFailure
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ReduceOp = dist.ReduceOp
+
+
+class LocalFailure(Error):
+    """A failure of this rank's device, while other ranks wait for its messages."""
 
 
 def scale_of(op: Any, world_size: int) -> float:

@@ -116,56 +116,29 @@ class _Bucket:
 
 
 class _Backward:
-    """One backward pass. It raises the first failure of its buckets after DDP has copied the last one. (DDP
-    would turn a failed future into a failed cast, and a hook that raises would leave its reducer in the
-    middle of a pass.) Reentrant checkpointing has passes within the pass: DDP copies the buckets at the end
-    of the one in which the last bucket comes, while the first one may have come in another."""
+    """One backward pass. The first failure of its buckets waits until DDP has copied the last one. (DDP would
+    turn a failed future into a failed cast, and a hook that raises would leave its reducer in the middle of a
+    pass.)"""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self) -> None:
         self.failure: BaseException | None = None
-        self.is_open = True
+        self.is_open = True  # whether torch runs a pass: not in join(), for a rank without data
         self.is_given_up = False  # on all ranks, so that no bucket is exchanged any more
-        self._is_whole = False  # whether its last bucket has come
-        self._has_ended = False
-        self._state = state
-        self._await_end()
+        self.is_whole = False  # whether its last bucket has come
 
-    def see(self, bucket: dist.GradBucket) -> None:
-        """Takes note of a bucket, in its hook."""
-        if bucket.is_last():
-            self._is_whole = True
-            self._await_end()
-
-    def _await_end(self) -> None:
-        try:  # DDP queues its own callback after its last hook
-            internals.at_end_of_backward(lambda: internals.at_end_of_backward(self._end_of_pass))
-        except RuntimeError:
-            self.is_open = False
-
-    def _end_of_pass(self) -> None:
-        if not self._has_ended and (self._is_whole or not internals.is_within_a_pass()):
-            self.end()
-
-    def attempt(self, function: Callable[[], object]) -> None:
-        try:
-            function()
-        except BaseException as failure:
-            self.failure = self.failure or failure
+    def fail(self, failure: BaseException) -> None:
+        self.failure = self.failure or failure
 
     def check(self) -> None:
         if self.failure is not None:
             raise self.failure
 
-    def end(self) -> None:
-        """Raises the failure and drops it, because its traceback refers to the model."""
-        self._has_ended = True
-        handle = self._state.handle
-        self.attempt(handle.passes.synchronize)
-        if self._is_whole and self.failure is None:
-            self.attempt(handle.passes.end_step)
-        failure, self.failure = self.failure, None
-        if failure is not None and not _wrapper_of(handle).swallows(failure):
-            raise failure
+    def goes_on(self) -> bool:
+        """Returns whether it does where one of torch's passes ends. Reentrant checkpointing has passes within
+        the pass: DDP copies the buckets at the end of the one in which the last bucket comes, while the first
+        one may have come in another. A user may call backward() for some parameters, and then for others."""
+        is_last = self.failure is not None and self.is_open and not internals.is_within_a_pass()
+        return not self.is_whole and not is_last
 
 
 class _Owned:
@@ -186,7 +159,7 @@ class State:
         self._handle: Callable[[], Compressed | None] = lambda: None
         self._model: Callable[[], torch.nn.Module | None] = lambda: None
         self._layouts: dict[tuple[str, ...], layouts.Layout] = {}
-        self._backward: _Backward | None = None
+        self.backward: _Backward | None = None
         self.partner: Any = None  # who exchanges without a handle, so that DDP must not
         self._group: dist.ProcessGroup | None = None  # of DDP, for after close()
 
@@ -231,18 +204,23 @@ class State:
 
     def send(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Returns a future of the bucket's average. It is the hook."""
-        handle, source = self._handle(), bucket.buffer()
+        handle = self._handle()
         if self.partner is None and (handle is None or handle.is_closed):  # DDP keeps its hook
             return default_hooks.allreduce_hook(self._group, bucket)  # type: ignore[arg-type]
-        handle = self.handle
-        backward = self._backward_of(bucket)
-        index, tensors, wrapper = bucket.index(), bucket.parameters(), _wrapper_of(handle)
-        backward.see(bucket)
-        if (future := self._begin(handle, backward, index, tensors, source)) is not None:
-            if not backward.is_open:
-                future.wait()
-                backward.end()
-            return future
+        handle, backward = self.handle, self._backward_of(bucket)
+        backward.is_open = handle.passes.await_end()
+        future = self._begin(handle, backward, bucket) or self._work(handle, backward, bucket)
+        if not backward.is_open:  # join(): a rank without data calls the hook outside a backward pass
+            future.wait()
+            handle.passes.end_backward()
+        return future
+
+    def _work(
+        self, handle: Compressed, backward: _Backward, bucket: dist.GradBucket
+    ) -> torch.futures.Future[torch.Tensor]:
+        """Begins an exchange that needs Python, and returns a future of its result."""
+        index, tensors, source = bucket.index(), bucket.parameters(), bucket.buffer()
+        wrapper = _wrapper_of(handle)
 
         def work() -> torch.Tensor:
             try:
@@ -251,55 +229,47 @@ class State:
                     wrapper.begin(handle)
                 wrapper.prepare(source)
                 result = source.clone() if source.is_sparse else source  # a second one would cost memory
-                bucket = self._find(handle, index, tensors)
-                _exchange(handle, bucket, source, result)
-                wrapper.goes_on([parameter.name for parameter in bucket.layout.parameters])
+                exchanged = self._find(handle, index, tensors)
+                _exchange(handle, exchanged, source, result)
+                wrapper.goes_on([parameter.name for parameter in exchanged.layout.parameters])
                 return result
             except BaseException as failure:
-                backward.failure = backward.failure or failure
+                backward.fail(failure)
                 return _spoilt(source)
 
         # within a host slices come together after the exchange
         is_awaited = wrapper.own_hosts().is_two_level
-        future = handle.passes.runner_for(source)[0].future(work, is_awaited)
-        if not backward.is_open:  # join(): a rank without data calls the hook outside a backward pass
-            future.wait()
-            backward.end()
-        return future
+        return handle.passes.runner_for(source)[0].future(work, is_awaited)
 
     def _begin(
-        self,
-        handle: Compressed,
-        backward: _Backward,
-        index: int,
-        tensors: Sequence[torch.Tensor],
-        source: torch.Tensor,
+        self, handle: Compressed, backward: _Backward, bucket: dist.GradBucket
     ) -> torch.futures.Future[torch.Tensor] | None:
         """Begins an exchange that goes on without Python, and returns a future of its result; None: it cannot
         be one."""
         if handle.wrapper.is_elastic:  # its ranks come and go
             return None
-        passes, group = handle.passes, handle.wrapper.groups()[0]
+        passes, group, source = handle.passes, handle.wrapper.groups()[0], bucket.buffer()
         try:
-            bucket = self._find(handle, index, tensors)
+            exchanged = self._find(handle, bucket.index(), bucket.parameters())
             if passes.is_torchs(group, source):
                 return None
             if backward.is_given_up:
                 return _done(_spoilt(source))
             op = _wrapper_of(handle).op
-            find_layout = functools.partial(_fitting, bucket.layout, source)
+            find_layout = functools.partial(_fitting, exchanged.layout, source)
             arrays, runners = (source, source), passes.runners
             if runners.is_on_device(source) and _wrapper_of(handle).own_hosts().is_two_level:
                 with runners.aside() as stream:  # after the exchange the host's ranks have work of their own
-                    end = passes.begin(bucket, group, *arrays, op, find_layout, staging.FOR_RESULT)
+                    end = passes.begin(exchanged, group, *arrays, op, find_layout, staging.FOR_RESULT)
                 passes.model_exchanges.leave_on_device(end)
                 return runners.future(source, stream)
-            end = passes.begin(bucket, group, *arrays, op, find_layout, staging.FOR_NOTHING)
+            end = passes.begin(exchanged, group, *arrays, op, find_layout, staging.FOR_NOTHING)
             if runners.is_on_device(source):
                 passes.model_exchanges.leave_on_device(end)
                 return runners.future(source)
         except BaseException as failure:
-            backward.is_given_up, backward.failure = True, backward.failure or failure
+            backward.is_given_up = True
+            backward.fail(failure)
             return _done(_spoilt(source))
 
         def result() -> torch.Tensor:
@@ -318,9 +288,10 @@ class State:
         return Expected(bucket, group, layout.n_elems, tensors[0].dtype, lambda: layout)
 
     def _backward_of(self, bucket: dist.GradBucket) -> _Backward:
-        if bucket.index() == 0 or self._backward is None:
-            self._backward = _Backward(self)
-        return self._backward
+        if bucket.index() == 0 or self.backward is None:
+            self.backward = _Backward()
+        self.backward.is_whole = bucket.is_last()
+        return self.backward
 
     def _find(self, handle: Compressed, index: int, tensors: Sequence[torch.Tensor]) -> _Bucket:
         """Returns the exchange of a bucket of these parameters."""
@@ -399,7 +370,6 @@ class Wrapper(AnyWrapper):
     op: Any = ReduceOp.AVG
     sums_within_hosts = True
     works_in_thread = True
-    ends_with_backward = False  # the last bucket ends the step
 
     def __init__(self, model: DistributedDataParallel) -> None:
         self._model = model
@@ -442,10 +412,6 @@ class Wrapper(AnyWrapper):
 
     def goes_on(self, names: Sequence[str]) -> None:
         """Does what comes after each bucket, of those parameters."""
-
-    def swallows(self, _failure: BaseException) -> bool:
-        """Returns whether to raise nothing at the end of a failed pass."""
-        return False
 
     def hooked(self) -> State | None:
         """Returns the State that is registered as this model's hook."""
@@ -495,6 +461,20 @@ class Wrapper(AnyWrapper):
     def finds_unused(self) -> bool:
         """Whether DDP searches for parameters that a pass did not use."""
         return bool(self._model.find_unused_parameters)
+
+    def is_in_backward(self) -> bool:
+        backward = self._backward()
+        return backward is not None and backward.goes_on()
+
+    def failure_of_pass(self) -> BaseException | None:
+        if (backward := self._backward()) is None:
+            return None
+        failure, backward.failure = backward.failure, None
+        return failure
+
+    def _backward(self) -> _Backward | None:
+        state = self.hooked()
+        return None if state is None else state.backward
 
     def expected(self) -> list[Expected]:
         """Returns the exchanges of the first backward pass: DDP has a bucket of all gradients of a dtype

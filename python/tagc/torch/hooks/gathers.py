@@ -24,9 +24,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from tagc._library import Error
 from tagc.torch.exchange import internals, waits
 from tagc.torch.exchange.comm import Comm
+from tagc.torch.exchange.gatherer import Gatherer, as_error
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import Replica
-from tagc.torch.exchange.reducer import Gatherer, as_error
 from tagc.torch.exchange.runner import Failure, Runner, Staged
 from tagc.torch.exchange.staging import Kernels
 from tagc.torch.exchange.unit import DTYPES, check_tensors

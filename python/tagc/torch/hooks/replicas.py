@@ -10,8 +10,8 @@ from collections.abc import Iterable
 import torch
 
 from tagc import _library as lib
+from tagc.torch.exchange.gatherer import Gatherer
 from tagc.torch.exchange.interfaces import Replica
-from tagc.torch.exchange.reducer import Gatherer
 from tagc.torch.exchange.staging import Kernels
 
 CHANGED, RESET = 1, 2  # bits of a vote

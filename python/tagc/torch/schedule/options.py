@@ -253,11 +253,6 @@ class Settings:
             else (self.mild_sparsity, lib.FORMATS[self.mild])
         )
 
-    def direct(self, values: str, sparsity: float, block: int = 0) -> dict[str, Any]:
-        """Returns fields of tagc_reducer_options. block: values that share a scale; 0: libtagc's default."""
-        fields = {"n_threads": self.threads or 1} | self.stored() | of_direct(values, sparsity)
-        return fields | ({"block": block} if block else {})
-
     def reducer(self, kind: str, dtype: torch.dtype) -> dict[str, Any]:
         """Returns fields of tagc_reducer_options for parts of that class at its last level. dtype: of
         gradients."""

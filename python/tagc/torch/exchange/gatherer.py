@@ -1,10 +1,9 @@
-"""libtagc's reducer and gatherer as objects. They pass on pointers and do not read the tensors."""
+"""libtagc's gatherer as an object. It passes on pointers and does not read the tensors."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-from typing import Any
 
 import torch
 
@@ -15,11 +14,7 @@ from tagc.torch.exchange.staging import Kernels
 
 
 def _array(
-    tensor: torch.Tensor,
-    n_elems: int,
-    what: str,
-    device: torch.device = torch.device("cpu"),
-    dtype: torch.dtype = torch.float32,
+    tensor: torch.Tensor, n_elems: int, what: str, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> tuple[int, int]:
     """Returns the address and the length of a tensor."""
     if tensor.dtype != dtype or not tensor.is_contiguous() or tensor.device != device:
@@ -37,74 +32,6 @@ def as_error(problem: BaseException) -> Error:
         return problem
     is_memory = isinstance(problem, (MemoryError, torch.OutOfMemoryError)) or "can't allocate" in str(problem)
     return Error("memory" if is_memory else "argument", f"{type(problem).__name__}: {problem}")
-
-
-def _fail(name: str, handle: ctypes.c_void_p, problem: BaseException) -> None:
-    """Takes part in an exchange for the others' sake: all ranks fail as this one has."""
-    error = as_error(problem)
-    with contextlib.suppress(Error):
-        lib.call(name, handle, lib.STATUSES.index(error.status), str(error).encode(errors="replace"))
-
-
-class LocalFailure(Error):
-    """A failure of this rank's device, while other ranks wait for its messages."""
-
-
-class Reducer:
-    """Sums gradients of n_elems values, (W, shard), in fp32 over ranks, for the owner of each row or for
-    every rank. Collective to make. options: fields of tagc_reducer_options by name."""
-
-    def __init__(self, comm: Comm, n_elems: int, **options: Any) -> None:
-        fields = lib.initialised(lib.ReducerOptions, "tagc_reducer_options_init")
-        fields.n_elems = n_elems
-        for name, value in options.items():
-            setattr(fields, name, value)
-        self._handle, self.n_elems = ctypes.c_void_p(), n_elems
-        self.n_output = n_elems if fields.output == lib.OUTPUTS["unit"] else n_elems // comm.world_size
-        self._under_way: tuple[torch.Tensor, ...] = ()
-        lib.call("tagc_reducer_create", comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
-
-    def begin(self, gradient: torch.Tensor, output: torch.Tensor) -> None:
-        """Starts the exchange. Do not use either tensor until end()."""
-        arrays = *_array(gradient, self.n_elems, "gradient"), *_array(output, self.n_output, "output")
-        lib.call("tagc_reducer_begin", self._handle, *arrays)
-        self._under_way = gradient, output
-
-    def end(self) -> lib.ReducerStats:
-        """Waits until the output is there; Error if it will not be. Returns tagc_reducer_stats."""
-        stats = lib.initialised(lib.ReducerStats, "tagc_reducer_stats_init")
-        try:
-            lib.call("tagc_reducer_end", self._handle, ctypes.byref(stats))
-        finally:
-            self._under_way = ()
-        return stats
-
-    @property
-    def n_residual(self) -> int:
-        """The number of values of the residual; 0 if the exchange has none."""
-        n_elems: int = lib.load().tagc_reducer_residual_elems(self._handle)
-        return n_elems
-
-    def residual(self) -> torch.Tensor | None:
-        """Returns a copy of the residual, in fp32; None if the exchange has none."""
-        n_elems = self.n_residual
-        if not n_elems:
-            return None
-        values = torch.empty(n_elems, dtype=torch.float32, device="cpu")
-        lib.call("tagc_reducer_get_residual", self._handle, values.data_ptr(), n_elems)
-        return values
-
-    def set_residual(self, values: torch.Tensor) -> None:
-        arrays = _array(values, values.numel(), "residual")
-        lib.call("tagc_reducer_set_residual", self._handle, *arrays)
-
-    def scale_residual(self, factor: float) -> None:
-        lib.call("tagc_reducer_scale_residual", self._handle, factor)
-
-    def close(self) -> None:
-        if self._handle:
-            lib.load().tagc_reducer_destroy(self._handle)
-            self._handle = ctypes.c_void_p()
 
 
 class Gatherer:
@@ -162,7 +89,10 @@ class Gatherer:
     def fail(self, problem: BaseException) -> None:
         """Instead of run(), where this rank cannot begin: the others wait for it."""
         self.n_begun += 1
-        _fail("tagc_gatherer_fail", self._handle, problem)
+        error = as_error(problem)
+        status, text = lib.STATUSES.index(error.status), str(error).encode(errors="replace")
+        with contextlib.suppress(Error):  # which all ranks get, and this one has already
+            lib.call("tagc_gatherer_fail", self._handle, status, text)
 
     def reset(self) -> None:
         """Makes the next run send whole values, not changes."""
