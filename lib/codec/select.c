@@ -316,7 +316,7 @@ static void pick_work(void *arg, int index, int n_threads) {
     if (s->beyond_cache) s->kernels->fence();
 }
 
-/* k == n: everything, of which drop_zeros leaves what is sent. */
+/* k == n: zeros too, with their signs. */
 static void pick_all_work(void *arg, int index, int n_threads) {
     tagc_selector *s = arg;
     tagc_select_share *own = &s->shares[index];
@@ -330,18 +330,6 @@ static void pick_all_work(void *arg, int index, int n_threads) {
             if (bits > own->max_bits) own->max_bits = bits;
         }
     }
-}
-
-/* Returns how many are left. */
-static size_t drop_zeros(const tagc_selector *s) {
-    size_t n_left = 0;
-    for (size_t i = 0; i < s->n; i++) {
-        const float value = s->values[i];
-        s->indices[n_left] = s->indices[i];
-        s->values[n_left] = value;
-        n_left += tagc_abs_bits(value) != 0;
-    }
-    return n_left;
 }
 
 /* ---- in between ---- */
@@ -445,7 +433,8 @@ static void select_from(tagc_selector *s, void *scratch, tagc_pool *pool, tagc_s
     s->bypass = s->beyond_cache && s->residual_out != s->residual_in;
     if (k == n) {
         tagc_pool_run(pool, pick_all_work, s);
-        if (all_finite(s, pool, result)) result->n_sent = drop_zeros(s);
+        all_finite(s, pool, result);
+        result->n_sent = n;
         return;
     }
     s->t_lo = k == 0 ? TAGC_SELECT_NONE : 1;

@@ -1,7 +1,7 @@
 /* Selection with error feedback: select the k largest of gradient + residual, and put the rest into the next residual.
  *
  * |acc| is ordered by its integer bits. Ties go to the lowest index at every processor level and thread count. Zeros (+0
- * and -0) are never selected. A zero residual is written as -0.0f (TAGC_ZERO_RESIDUAL), so that
+ * and -0) are selected only if k == n. A zero residual is written as -0.0f (TAGC_ZERO_RESIDUAL), so that
  * acc = gradient + residual is the gradient bit for bit. */
 #ifndef TAGC_CODEC_SELECT_H
 #define TAGC_CODEC_SELECT_H
@@ -14,7 +14,7 @@
 #define TAGC_ZERO_RESIDUAL (-0.0f)
 
 typedef struct tagc_selection {
-    size_t n_sent; /* k, or fewer if acc has fewer than k non-zeros */
+    size_t n_sent; /* k, or fewer if acc has fewer than k non-zeros and k < n */
     float max_abs; /* largest |acc| of the fragment; undefined when nonfinite */
     int nonfinite; /* some acc is NaN or Inf: the other results and residual_out are undefined */
     int n_passes;  /* 1: the prediction held; 2: the histogram was needed */

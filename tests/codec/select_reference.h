@@ -30,7 +30,7 @@ static void select_reference(const float *gradient, const float *residual_in, fl
     for (uint32_t bit = 1u << 30; bit; bit >>= 1)
         if (count_at_least(gradient, residual_in, n, threshold | bit) >= k) threshold |= bit;
     size_t n_ties = k - count_at_least(gradient, residual_in, n, threshold + 1);
-    if (threshold == 0) n_ties = 0; /* zeros are never selected */
+    if (k < n && threshold == 0) n_ties = 0;
 
     for (size_t i = 0; i < n; i++) {
         float acc = gradient[i] + residual_in[i];

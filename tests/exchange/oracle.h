@@ -21,8 +21,12 @@ static inline int oracle_order(const void *a, const void *b) {
     return x->position < y->position ? -1 : 1;
 }
 
-/* Sets selected (n) to 1 at the k largest, never at zeros. */
+/* Sets selected (n) to 1 at the k largest, at zeros only when k == n. */
 static inline void oracle_select(const float *acc, size_t n, size_t k, uint8_t *selected) {
+    if (k == n) {
+        memset(selected, 1, n);
+        return;
+    }
     oracle_item *items = malloc((n + 1) * sizeof *items);
     for (size_t i = 0; i < n; i++) items[i] = (oracle_item){bits_of(acc[i]) & 0x7fffffffu, (uint32_t)i};
     qsort(items, n, sizeof *items, oracle_order);

@@ -211,7 +211,7 @@ __device__ __forceinline__ void stream_span(const topk_row *row, uint32_t index,
     const acc_arrays *a = &own;
     const size_t begin = (size_t)index * SPAN + lane_of() * QUAD;
     const int aligned = is_aligned(a);
-    const int shift = larger(band_bits(p) - (int)RADIX_BITS, 0);
+    const int keeps_all = row->k == row->n, shift = larger(band_bits(p) - (int)RADIX_BITS, 0);
     /* An exponent is that of a block without its candidates, of which it is not known yet what they leave. */
     const uint32_t t_clear = has_exponents(RESIDUAL) ? t_lo : NO_BOUND;
     raw_quad gradient[QUADS], residual[QUADS];
@@ -232,7 +232,7 @@ __device__ __forceinline__ void stream_span(const topk_row *row, uint32_t index,
             most = larger(most, bits);
             n_own += bits >= t_lo;
             n_certain += bits >= t_hi;
-            left[j] = bits < t_clear && bits ? acc[q][j] : -0.0f;
+            left[j] = bits < t_clear && (bits || keeps_all) ? acc[q][j] : -0.0f;
             if (bits >= t_lo && bits < t_hi) atomicAdd(&row->radix[(bits - t_lo) >> shift], 1u);
         }
         write_residual(a, begin + q * LANES * QUAD, aligned, left);

@@ -20,6 +20,11 @@ namespace tagc_cuda {
 
 constexpr unsigned CHUNK_WORDS = MAX_CHUNK / 32, HEADER = 8, ENTRY = 4;
 
+/* Whether all elements, zeros too, are sent. */
+__device__ __forceinline__ int keeps_all(const topk_row *row) {
+    return row->k == row->n;
+}
+
 /* ---- count ---- */
 
 struct count_shared {
@@ -72,7 +77,7 @@ static __global__ void __launch_bounds__(THREADS) count_rows(work_of<topk_row> w
     n_above = block_sum(&s->scan, n_above);
     n_ties = block_sum(&s->scan, n_ties);
     if (threadIdx.x == 0) {
-        c.row->chunks[c.index].n_above = n_above;
+        c.row->chunks[c.index].n_above = keeps_all(c.row) ? c.n : n_above;
         c.row->chunks[c.index].n_ties = n_ties;
         for (unsigned i = 0; i < (N_WIDTHS + 1) / 2; i++) c.row->chunks[c.index].codes[i] = 0;
     }
@@ -228,13 +233,14 @@ __device__ __forceinline__ void write_front(const topk_row *row, gather_shared *
 __device__ __forceinline__ void make_bitmap(const chunk_of *c, gather_shared *s, words w, uint32_t n_words) {
     const topk_row *row = c->row;
     const uint32_t threshold = row->progress->threshold, n_ties_sent = row->chunks[c->index].n_ties_sent;
+    const int all = keeps_all(row);
     uint32_t n = 0, total;
     for (uint32_t i = threadIdx.x; i < n_words; i += THREADS) s->sent[i] = s->ties[i] = 0;
     if (threadIdx.x < MISFIT_WORDS) s->misfits[threadIdx.x] = 0;
     __syncthreads();
     each_candidate(c, [&](uint32_t position, float value) {
         const uint32_t bits = magnitude(value), bit = 1u << position % 32;
-        if (bits > threshold)
+        if (bits > threshold || all)
             atomicOr(&s->sent[position / 32], bit);
         else if (bits == threshold && n_ties_sent)
             atomicOr(&s->ties[position / 32], bit);

@@ -13,7 +13,7 @@ from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.extension import Layers, choice, layouts, number, of_direct, policy, sparsity_in_range
 
-# A sparsity with which libtagc selects what sites send: of n values at most n - 1, and never a zero.
+# A share of zeros with which libtagc selects: of n values at most n - 1, and never a zero.
 ALL_BUT_ZEROS = 1e-9
 
 
@@ -66,6 +66,8 @@ class Settings:
         sent.gentle, sent.sparsity, sent.format = 0, sparsity, lib.FORMATS[self.values]
         options.schedule.options = ctypes.pointer(sent)
         options.formats.block = of_direct(self.values, sparsity).get("block", 0)
+        if self.gate and sparsity < 0.5:  # by default all sums would be sent, zeros too
+            options.formats.result_sparsity = ALL_BUT_ZEROS
         # exchanges are rare, residual_decay would round each time, and there are anchors of 4 bytes anyway
         options.formats.residual, options.n_threads = lib.FORMATS["fp32"], self.threads
         return options, {parameter.name: parameter.kind for parameter in parameters}, sent
