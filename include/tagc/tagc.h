@@ -309,7 +309,7 @@ typedef struct tagc_reducer_options {
     /* Where the output is larger than the shard: the share of every shard's sums that its owner does not send back. It
      * stays in the owner's residual, so the volume does not grow with W. [0, 1]; default -1: owners send back 2.4 times
      * the share that ranks send them, so it is 0.88 at a sparsity of 0.95. Below 1, at least one sum of each shard is
-     * sent. At 0 all are; if sparsity is above 0, all that are not zero, with positions. For direct. */
+     * sent. At 0 all are; if sparsity is above 0, with positions. For direct. */
     double result_sparsity;
     /* tagc_format of these sums. Default -1: INT4, or `format` if that is finer or if sparsity is 0. For direct. */
     int result_format;
