@@ -27,6 +27,7 @@ from tagc.torch.extension import (
     Settings,
     Unit,
     Wrapped,
+    agree_in_turn,
     layouts,
     place_of,
     policy,
@@ -320,13 +321,7 @@ class Keys(Wrapped):
         self, comm: Callable[[Any], Comm], what: str, numbers: Mapping[str, Any], failure: Error | None = None
     ) -> None:
         """Does what Comm.agree() does, over all ranks. comm(group) -> tagc's connection. Collective."""
-        for level in self.levels():  # those of other hosts learn of a failure within one
-            try:
-                comm(level).agree(what, numbers, failure)
-            except Error as problem:
-                failure = problem
-        if failure is not None:
-            raise failure
+        agree_in_turn([comm(level) for level in self.levels()], what, numbers, failure)
 
     def place(self) -> Place:
         hosts, place = self.own_hosts(), place_of(dist.get_process_group_ranks(self._group))

@@ -7,7 +7,7 @@ from tagc.torch.advise.first_words import about_host, look_fresh
 from tagc.torch.exchange import cores, streams
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.agreement import agree_all
-from tagc.torch.exchange.comm import Comm, Disagreement, Way, share
+from tagc.torch.exchange.comm import Comm, Disagreement, Way, agree_in_turn, share
 from tagc.torch.exchange.gatherer import Gatherer
 from tagc.torch.exchange.gloo import Gloo, bytes_at
 from tagc.torch.exchange.hosts import Cluster, Hosts
@@ -62,8 +62,8 @@ __all__ = [
     "ALONE", "AllGather", "AnyWrapper", "Cluster", "Comm", "DTYPES", "Disagreement", "Exchanged",
     "Expected", "Follower", "Future", "GatheringWrapper", "Gatherer", "Gloo", "Held", "Host", "Hosts",
     "Kinds", "Levels", "Memory", "Passes", "Place", "ReduceOp", "Runners", "State", "Unit", "UnitModel",
-    "Way", "Wrapped", "add_up", "check_tensors", "checkpoint", "count", "layouts", "place_of", "scale_of",
-    "words_of_slow_sums",
+    "Way", "Wrapped", "add_up", "agree_in_turn", "check_tensors", "checkpoint", "count", "layouts",
+    "place_of", "scale_of", "words_of_slow_sums",
     # of arrays on a device
     "Kernels", "streams",
     # of words
