@@ -61,7 +61,7 @@ static uint64_t seed_of(const tagc_model_part *part) {
 }
 
 static uint64_t tag_of(const tagc_model_part *part) {
-    return part->model->options.tag + (uint64_t)(part->unit - part->model->units);
+    return part->model->options.tag + tagc_unit_number(part->unit);
 }
 
 void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *o) {
@@ -122,7 +122,7 @@ void tagc_unit_label(const tagc_model *model, uint32_t unit, uint32_t tensor, ch
 /* The part's first tensor stands for it. */
 static void name_reducers(const tagc_model_part *part) {
     char label[TAGC_LABEL_BYTES];
-    tagc_unit_label(part->model, (uint32_t)(part->unit - part->model->units), part->members[0], label);
+    tagc_unit_label(part->model, tagc_unit_number(part->unit), part->members[0], label);
     tagc_reducer_set_name(part->reducer, label);
     if (part->host_sum) tagc_reducer_set_name(part->host_sum, label);
 }
