@@ -415,11 +415,3 @@ extern "C" TAGC_API const tagc_maker *tagc_cuda_maker(void);
 const tagc_maker *tagc_cuda_maker(void) {
     return &maker;
 }
-
-#ifdef CUDART_VERSION
-/* For scripts/cuda_runtime.sh. */
-extern "C" TAGC_API int tagc_cuda_runtime(void);
-int tagc_cuda_runtime(void) {
-    return CUDART_VERSION;
-}
-#endif
