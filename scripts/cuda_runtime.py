@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""cuda_runtime.py LIBRARY: prints which tools made libtagc-cuda.so, as its own bytes say: the PTX for devices that
-have no binary, and the binary of each architecture. Exits with 1 where one is newer than CUDA 12.8, the first that
-knows all devices from sm_75 to sm_120, or where the library has or needs a CUDA runtime, which needs a driver as new
-as itself. Drivers of 525 and newer run binaries of CUDA 12.8, those of 570 and newer its PTX; where a driver is too
-old, nothing is left but the processor's codec. TAGC_CUDA_NEWEST: another version, such as 13.0. Needs no GPU."""
+"""cuda_runtime.py LIBRARY: prints which tools made libtagc-cuda.so, as its own bytes say: the PTX for
+devices that have no binary, and the binary of each architecture. Exits with 1 where one is newer than CUDA
+12.8, the first that knows all devices from sm_75 to sm_120, or where the library has or needs a CUDA runtime,
+which needs a driver as new as itself. Drivers of 525 and newer run binaries of CUDA 12.8, those of 570 and
+newer its PTX; where a driver is too old, nothing is left but the processor's codec. TAGC_CUDA_NEWEST:
+another version, such as 13.0. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from pathlib import Path
 PTX = 1  # of the kinds of code
 MAGIC, HEADER_BYTES = 0xBA55ED50, 16  # of a fat binary
 COMPRESSED = 0xA000  # flags of code: by one method or another
-# Binaries, by ELF's ABI version: those of 7 do not say who made them, and CUDA 13 makes none for these devices.
+# Binaries, by ELF's ABI version: those of 7 do not say who made them; CUDA 13 makes none.
 FORMAT_OF_12, MOST_FORMAT = 7, 8
 # The first CUDA with each PTX; from 9.0 on they count alike, from CUDA 13.0.
 CUDA_OF = {(8, 4): (12, 4), (8, 5): (12, 5), (8, 6): (12, 7), (8, 7): (12, 8), (8, 8): (12, 9)}
@@ -87,8 +88,8 @@ def main() -> None:
         fail("it has or needs a CUDA runtime, must have none (nvcc -cudart none)")
     if wrong := [said for said, version in needs if version > versions(newest)]:
         fail(
-            f"must be of CUDA {newest} or older, and has {'; '.join(wrong)}: build with those tools (CUDA_HOME, or "
-            f"-DTAGC_PTXAS=), or set TAGC_CUDA_NEWEST"
+            f"must be of CUDA {newest} or older, and has {'; '.join(wrong)}: build with those tools "
+            f"(CUDA_HOME, or -DTAGC_PTXAS=), or set TAGC_CUDA_NEWEST"
         )
 
 
