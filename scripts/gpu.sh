@@ -46,11 +46,11 @@ build() { # <folder>
     [ -e "$folder/made" ] || [ -z "$(ls -A "$folder" 2>/dev/null)" ] || refuse "$folder is not empty, and \"gpu.sh build\" did not make it"
     rm -rf "$folder"
     mkdir -p "$folder/logs"
-    [ -z "${TAGC_PTXAS:-}" ] || nvcc=$(lib/gpu/cuda/tools.sh "$nvcc" "$TAGC_PTXAS" "$folder/tools") || exit 1
     echo "a build that did not end" >"$folder/made"
     folder=$(cd "$folder" && pwd)
     objects=$(mktemp -d)
     trap "rm -rf '$objects'" EXIT
+    [ -z "${TAGC_PTXAS:-}" ] || nvcc=$(lib/gpu/cuda/tools.sh "$nvcc" "$TAGC_PTXAS" "$objects/tools") || exit 1
     works() { # <flag>...: whether the program in stdin compiles and runs
         "${cc[@]}" -x c - -o "$objects/probe" "$@" >/dev/null 2>&1 && "$objects/probe" >/dev/null 2>&1
     }
