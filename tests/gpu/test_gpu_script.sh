@@ -79,6 +79,28 @@ mkdir others && touch others/file
 run 2 CC=cc scripts/gpu.sh build "$work/others"
 [ -e others/file ] || fail "another's folder was removed"
 
+# ---- an older ptxas ----
+
+mkdir -p toolkit/nvvm/bin
+cp bin/nvcc toolkit/bin/
+touch toolkit/bin/nvcc.profile
+stand_in ptxas <<<'echo "release ${OLDER:-12.8}, V"'
+stand_in toolkit/nvvm/bin/cicc <<<'printf ".version 9.0\n.target sm_75\n" >"$1"
+exit ${OF_cicc:-0}'
+run 0 lib/gpu/cuda/tools.sh nvcc "$work/ptxas" "$work/tools"
+said "$work/tools/bin/nvcc"
+tools/nvvm/bin/cicc x.ptx && grep -qx '.version 8.7' x.ptx && grep -qx '.target sm_75' x.ptx || fail "PTX is not labelled"
+! OF_cicc=3 tools/nvvm/bin/cicc x.ptx || fail "a compiler that fails"
+[ tools/bin/ptxas -ef ptxas ] && [ -x tools/bin/nvcc ] && [ ! -L tools/bin/nvcc ] || fail "the tools"
+run 0 OLDER=13.0 lib/gpu/cuda/tools.sh nvcc "$work/ptxas" "$work/tools"
+said "$work/bin/nvcc"
+run 1 OLDER=11.4 lib/gpu/cuda/tools.sh nvcc "$work/ptxas" "$work/tools"
+said 'is of CUDA 11.4, must be of 12.4'
+run 1 lib/gpu/cuda/tools.sh nvcc "$work/none" "$work/tools"
+said 'none is no program'
+run 0 CC=cc TAGC_PTXAS="$work/ptxas" scripts/gpu.sh build "$work/made"
+[ -e made/libtagc-cuda.so ] && [ ! -e made/tools ] || fail "built with an older ptxas"
+
 # ---- run ----
 
 # A program that does what OF_<its name> says: the first word is its exit, or "hang", or "deaf", which cannot be ended by asking.
