@@ -106,7 +106,7 @@ int main(void) { return uv_version() == 0; }' || {
     finish C kernels
     local near='-Wl,-rpath,$ORIGIN' c_link=(-Wl,--as-needed -Wl,-z,defs "${uv[@]}" -lpthread -lm -ldl) name
     start libtagc-cuda.so "$nvcc" "${cuda_flags[@]}" "${library_flags[@]}" -shared "$objects"/lib/gpu/cuda/*.o "$objects/libtagc.a" \
-        -Xlinker=--exclude-libs,ALL -o "$folder/libtagc-cuda.so"
+        -Xlinker=--exclude-libs,ALL -Xlinker=-soname,libtagc-cuda.so -o "$folder/libtagc-cuda.so"
     finish libtagc-cuda.so
     local kernels=("$folder/libtagc-cuda.so" "$objects/libtagc.a" "-Xlinker=-rpath,\$ORIGIN")
     start libtagc.so "${cc[@]}" -shared -Wl,--version-script=cmake/libtagc.map -Wl,--whole-archive "$objects/libtagc.a" \

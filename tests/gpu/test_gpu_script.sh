@@ -36,6 +36,8 @@ if [ "${2:-}" = nvcc ]; then
     run 0 CC="$(command -v ccache || true) cc" CFLAGS=-O0 scripts/gpu.sh build "$work/built"
     for name in "${built[@]}"; do [ -x "built/$name" ] || fail "$name was not built"; done
     ls built/libcudart.so.* >/dev/null || fail "the runtime does not travel"
+    mv built elsewhere # as where it travels to
+    for name in test_cuda_codec bench_cuda libtagc-cuda.so; do ! ldd "elsewhere/$name" | grep 'not found' || fail "$name does not travel"; done
     echo passed
     exit
 fi
