@@ -149,10 +149,8 @@ class Staging:
 
     def _create_queue(self) -> None:
         queue = ctypes.byref(self._queue)
-        if self.kernels is None:
-            lib.call("tagc_queue_create", self._device, N_BUFFERS, queue)
-        else:
-            lib.call("tagc_queue_create_on", self.kernels.handle, N_BUFFERS_THERE, queue)
+        kernels, n_buffers = (self.kernels.handle, N_BUFFERS_THERE) if self.kernels else (None, N_BUFFERS)
+        lib.call("tagc_queue_create", self._device, kernels, n_buffers, queue)
 
     @property
     def queue(self) -> ctypes.c_void_p:
