@@ -177,7 +177,7 @@ static tagc_status make_model(const tagc_fsdp *f, int fresh, tagc_model **out) {
     tagc_schedule_options schedule;
     tagc_model_options options;
     *out = NULL;
-    tagc_status status = tagc_agree(f->comm, describe(f, &tensors));
+    tagc_status status = tagc_levels_agree(NULL, f->comm, describe(f, &tensors));
     if (status == TAGC_OK) {
         schedule_options(f, fresh, &schedule);
         model_options(f, &options);
