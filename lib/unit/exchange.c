@@ -97,12 +97,14 @@ static tagc_status start_between(void *context, const void **lent) {
     if (part->unit->status != TAGC_OK) return tagc_fail(part->unit->status, "%s", part->unit->text);
     if (part->host_sum && part->host_status != TAGC_OK)
         return tagc_fail(part->host_status, "%s", part->host_text);
+    if (part->host_sum) TAGC_TRY(tagc_part_rest(part));
     return tagc_part_sample(part);
 }
 
 static void fill_between(void *context, size_t row, size_t first, size_t n, void *values) {
     tagc_model_part *part = context;
-    int element = tagc_part_reads_bf16(part) ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32;
+    tagc_class kind = part->model->tensors[part->members[0]].kind;
+    int element = tagc_reads_bf16(&part->model->options, kind) ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32;
     uint64_t begin = tagc_part_place_elems(part) * (uint64_t)part->model->place;
     tagc_part_read(part, begin + row * row_elems(part) + first, n, element, values);
     if (part->n_full > 0) part->square += tagc_elements_square(values, element, 0, n);
