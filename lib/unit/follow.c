@@ -289,10 +289,6 @@ static tagc_status change_parts(tagc_model_unit *unit) {
     return TAGC_OK;
 }
 
-static void lay_out_again(tagc_model_part *parts, uint32_t n_parts) {
-    for (uint32_t p = 0; p < n_parts; p++) tagc_part_lay_out(&parts[p]);
-}
-
 /* Hands the residual of one part to those where its tensors are now. to (n,): their new residuals. */
 static tagc_status hand_over(const tagc_model_part *from, const tagc_model_part *parts, float *const *to) {
     const tagc_model *model = from->model;
@@ -343,7 +339,7 @@ static tagc_status regroup(tagc_model *model, tagc_model_unit *unit) {
         char text[TAGC_ERROR_TEXT_BYTES];
         snprintf(text, sizeof text, "%s", tagc_last_error());
         tagc_unit_destroy_parts(parts, n_parts);
-        lay_out_again(unit->parts, unit->n_parts);
+        for (uint32_t p = 0; p < unit->n_parts; p++) tagc_part_lay_out(&unit->parts[p]);
         for (uint32_t p = 0; p < unit->n_parts; p++) tagc_part_take_back(&unit->parts[p]);
         return tagc_fail(status, "%s", text);
     }

@@ -142,9 +142,8 @@ tagc_status tagc_rest_begin(tagc_model *model, tagc_model_unit *unit, void *stre
     return TAGC_OK;
 }
 
-tagc_status tagc_rest_end(tagc_model *model, tagc_model_unit *unit) {
+tagc_status tagc_rest_end(tagc_model_unit *unit) {
     tagc_status status = TAGC_OK;
-    (void)model;
     for (uint32_t p = 0; p < unit->n_parts; p++) {
         tagc_model_part *part = &unit->parts[p];
         if (!part->rests) continue;

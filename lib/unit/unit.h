@@ -318,7 +318,7 @@ tagc_status tagc_parts_close_residuals(tagc_model_part *parts, uint32_t n_parts,
  * ranks add up here, until they have. */
 tagc_status tagc_rest_begin(tagc_model *model, tagc_model_unit *unit, void *stream);
 tagc_status tagc_part_rest(tagc_model_part *part);
-tagc_status tagc_rest_end(tagc_model *model, tagc_model_unit *unit);
+tagc_status tagc_rest_end(tagc_model_unit *unit);
 
 /* ---- follow.c ---- */
 

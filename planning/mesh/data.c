@@ -133,7 +133,7 @@ static tagc_status add_reducer(const tagc_reducer_options *options, const tagc_m
                                held *to, uint64_t *work, packing *packed) {
     tagc_exchange_memory memory;
     for (int i = 0; i < n_units; i++) {
-        TAGC_TRY(tagc_reducer_memory(options, g->n_hosts, i, &memory));
+        TAGC_TRY(tagc_reducer_memory(options, g->n_hosts, i, TAGC_FED_NOT, &memory));
         to->residual += (double)memory.residual;
         to->buffers += (double)(memory.buffers + memory.spare);
     }

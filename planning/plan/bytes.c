@@ -73,10 +73,9 @@ static tagc_status add_needs(const tagc_reducer_options *parts, const uint32_t *
     for (size_t i = 0; i < n; i++) {
         tagc_exchange_memory memory;
         int is_new_unit = i == 0 || units[i] != units[i - 1];
-        TAGC_TRY(tagc_reducer_fed_memory(&parts[i], world_size, 0, feeding, &memory));
+        TAGC_TRY(tagc_reducer_memory(&parts[i], world_size, 0, feeding, &memory));
         int n_before = count_alike(sizes, &n_sizes, memory.residual);
-        if (n_before > 0)
-            TAGC_TRY(tagc_reducer_fed_memory(&parts[i], world_size, n_before, feeding, &memory));
+        if (n_before > 0) TAGC_TRY(tagc_reducer_memory(&parts[i], world_size, n_before, feeding, &memory));
         out->residual += memory.residual;
         out->buffers += memory.buffers;
         spares += memory.spare;
@@ -84,7 +83,7 @@ static tagc_status add_needs(const tagc_reducer_options *parts, const uint32_t *
         if (n_places < 2) continue;
         tagc_reducer_options host;
         within_host(&parts[i], n_places, hosts, &host);
-        TAGC_TRY(tagc_reducer_fed_memory(&host, n_places, 0, TAGC_FED_WITHIN, &memory));
+        TAGC_TRY(tagc_reducer_memory(&host, n_places, 0, TAGC_FED_WITHIN, &memory));
         out->buffers += memory.buffers;
         tagc_work_add(&within, is_new_unit, memory.work);
     }
