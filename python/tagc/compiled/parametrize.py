@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from tagc._library import Error
 from tagc.compiled import internals
 from tagc.compiled.units import mark
-from tagc.torch.extension import check_known, check_model
+from tagc.torch.extension import all_ranks, check_known, check_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,8 +150,7 @@ def _checked(
     """Returns the mesh. Error if that or the model will not do. Local."""
     from torch.distributed.tensor import DTensor
 
-    if not dist.is_initialized():
-        raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
+    all_ranks()  # or that raises
     if mesh is not None and not (isinstance(mesh, DeviceMesh) and mesh.ndim == 1):
         raise Error("argument", f"mesh is {mesh!r}, must be a DeviceMesh of one dimension, or None")
     if not isinstance(reshard_after_forward, bool):

@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.distributed as dist
 
-from tagc import _library
 from tagc._library import Error
 from tagc.pipeline import internals
 from tagc.pipeline.blocks import Codec, Device, codec_of, opened
-from tagc.torch.extension import agree_all, identity, number, say, streams
+from tagc.torch.extension import agree_all, all_ranks, identity, number, say, streams, versions
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
@@ -394,27 +393,25 @@ def compress_stage(
     On failure it raises the same Error on every rank and changes nothing."""
     if not internals.is_pipeline_stage(stage):
         raise Error("argument", f"stage is a {type(stage).__name__}, must be a PipelineStage")
-    if not dist.is_initialized():
-        raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
+    world = all_ranks()
     options: dict[str, Any] = {"forward": forward, "backward": backward, "block": block}
     options |= {"hosts": hosts, "num_stages": stage.num_stages}
-    group = stage.group if stage.group is not None else dist.group.WORLD
-    assert group is not None
+    group = world if stage.group is None else stage.group
     pipeline = _forming.get(group)
     if pipeline is not None and pipeline.is_closed:
         pipeline = None
     failure: Exception | None = None
-    versions = {}
+    own_versions = {}
     on: streams.Cuda | Device | None = None
     why_host = ""
     try:
         _check(stage, group, options, hosts, timeout_s)
         on, why_host = opened(torch.device(stage.device))
-        versions = {"libtagc": _library.version(), "torch": torch.__version__}
+        own_versions = versions()
     except Exception as problem:
         failure = problem
     about = {
-        "versions": versions,
+        "versions": own_versions,
         "options": {**options, "the list of stages so far": sorted(pipeline.joined) if pipeline else []},
         "rows": [],
         "stage": stage.stage_index,

@@ -6,7 +6,7 @@ import struct
 import time
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,18 +19,42 @@ from tagc.torch.exchange.model import Levels, PartStats
 from tagc.torch.exchange.unit import check_tensors, scale_of
 
 FindLayout = Callable[[], "Layout | None"]  # of the gradient; None: its parameters are unknown
-# (outcome, seconds of the exchange, seconds of the agreement)
-Record = Callable[[PartStats, float, float], object]
+Record = Callable[["Reduction", PartStats, float], object]  # of its outcome, and how long it took
+
+
+class Gradient(NamedTuple):
+    """What a hook hands over, and how it is to be exchanged.
+
+    group: over whose ranks it is summed.
+    find_layout() -> the layout of `source`; None if some parameters are missing: then this exchange is dense
+        and residuals do not change.
+    waits: whether later work of the current stream waits for the result; or staging.FOR_INPUT.
+    recurs: whether this unit comes once in a step.
+    number: from which rounding derives, of a call that belongs to no step; None: the step's.
+    agrees: whether, in CPU memory, ranks agree before it by messages of its own, because they may come with
+        other calls.
+    may_last: whether, in CPU memory, the sums need be there at the end of the pass alone."""
+
+    unit: Exchanged
+    group: Any
+    source: torch.Tensor
+    target: torch.Tensor
+    op: Any
+    find_layout: FindLayout
+    waits: int = True
+    recurs: bool = True
+    number: int | None = None
+    agrees: bool = False
+    may_last: bool = False
 
 
 class Reduction:
-    """Of a gradient. It checks everything that must be checked in the hook itself.
+    """The exchange of a gradient, which it does not keep. It checks everything that must be checked in the
+    hook itself.
 
-    levels: over whose ranks it is summed. failure: of this rank, which tells the others. waits: whether later
-        work of the current stream waits for the result (staging.FOR_RESULT).
+    failure: of this rank, which tells the others.
     loaded: of which exchange the state is that this rank has loaded.
     opens_step: whether it is the first of an exchange of the whole model.
-    number: from which rounding derives, of a call that belongs to no step.
     agrees_first: whether ranks agree by messages of their own, before the exchange."""
 
     is_agreed = False  # whether all ranks have
@@ -40,22 +64,20 @@ class Reduction:
 
     def __init__(
         self,
-        unit: Exchanged,
+        gradient: Gradient,
         levels: Levels,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        op: Any,
-        find_layout: FindLayout,
         loss_scale: Callable[[], float],
         failure: BaseException | None,
-        waits: int,
         loaded: int | None,
         opens_step: bool,
-        number: int | None,
         agrees_first: bool,
     ) -> None:
-        self.unit, self.levels, self.op, self.failure, self.waits = unit, levels, op, failure, waits
-        self.opens_step, self.number, self.agrees_first = opens_step, number, agrees_first
+        source, target = gradient.source, gradient.target
+        self.unit, self.op, self.number, self.waits = (
+            gradient.unit, gradient.op, gradient.number, gradient.waits
+        )  # fmt: skip
+        self.levels, self.failure = levels, failure
+        self.opens_step, self.agrees_first = opens_step, agrees_first
         self.n_elems, self.dtype = source.numel(), source.dtype
         self.n_bytes = self.n_elems * source.element_size()
         self.is_all_reduce = source.numel() == target.numel()
@@ -68,7 +90,7 @@ class Reduction:
             for tensor in (source, target):
                 if tensor.layout != torch.strided or not tensor.is_contiguous():
                     raise Error("unsupported", f"a gradient of {tensor.layout}: must be dense and contiguous")
-            layout = self.layout = find_layout()
+            layout = self.layout = gradient.find_layout()
             n_output = source.numel() if layout is None or layout.all_reduce else layout.row
             world_size = levels.world_size
             if target.numel() != n_output and (layout or target.numel() * world_size != n_output):
@@ -78,7 +100,7 @@ class Reduction:
                 "elements": source.numel(),
                 "dtype": source.dtype,
                 "parameters": _fingerprint(layout),
-                "factor of op": scale_of(op, world_size),
+                "factor of op": scale_of(self.op, world_size),
                 "loss scale": self.loss_scale,
                 "loaded at exchange": loaded,
             }

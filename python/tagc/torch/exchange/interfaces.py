@@ -233,8 +233,8 @@ class Wrapped:
         connection. Collective."""
 
     def gathers_ahead(self) -> Sequence[Callable[[Any], object]]:
-        """Returns what takes the memory of gathers of parameters, given a runner.Staged: of each gather by
-        tagc, in the same order on all ranks. Each is collective."""
+        """Returns what takes the memory of gathers of parameters, given a Staging: of each gather by tagc, in
+        the same order on all ranks. Each is collective."""
         return ()
 
     def deltas(self) -> Mapping[str, Gathered]:

@@ -17,7 +17,7 @@ import torch
 from tagc._library import LOST, Error
 from tagc.torch.exchange.call import Record, Reduction
 from tagc.torch.exchange.layout import Layout
-from tagc.torch.exchange.model import Keeper, PartStats, Stream, UnitModel
+from tagc.torch.exchange.model import Keeper, PartStats, Stream, Sum, UnitModel
 from tagc.torch.exchange.staging import Staging, spoil
 from tagc.torch.exchange.unit import LocalFailure, Unit, kind_of
 from tagc.torch.exchange.within import op_between
@@ -31,12 +31,10 @@ _NOTHING = torch.empty(0, device="cpu")
 
 
 class Contents(NamedTuple):
-    """What is exchanged: the unit of the hook, or where the hook's layout is not known, another one. record:
-    is called with the outcome."""
+    """What is exchanged: the unit of the hook, or where the hook's layout is not known, another one."""
 
     unit: Unit
     layout: Layout
-    record: Record
 
 
 class Start(NamedTuple):
@@ -70,16 +68,18 @@ class Failed(NamedTuple):
 
 
 class ModelExchanges:
-    """Those of one handle. wait_for_jobs: waits for a thread's, where that ends them. wait_for_device: until
-    a device's are over."""
+    """Those of one handle. record: gets the outcome of each. wait_for_jobs: waits for a thread's, where that
+    ends them. wait_for_device: until a device's are over."""
 
     def __init__(
         self,
         schedule: Keeper,
+        record: Record,
         wait_for_jobs: Callable[[], object],
         wait_for_device: Callable[[], object] = lambda: None,
     ) -> None:
-        self._schedule, self._wait_for_jobs, self._wait_for_device = schedule, wait_for_jobs, wait_for_device
+        self._schedule, self._record = schedule, record
+        self._wait_for_jobs, self._wait_for_device = wait_for_jobs, wait_for_device
         self._waiting: collections.deque[Waiting] = collections.deque()
         self._n_bytes = 0  # of their sources
         self._failed: list[Failed] = []  # in this pass, in order
@@ -103,12 +103,11 @@ class ModelExchanges:
                 call, seconds = start.call, 0.0
                 stats: PartStats = []
                 if model is not None:
-                    stats, seconds = model.end(self._schedule), model.model.seconds
-                    call.n_within += model.model.n_bytes_within
-                assert start.contents is not None  # or this rank has failed
-                start.contents.record(stats, seconds, call.agree_s)
+                    stats, seconds = model.end(self._schedule), model.seconds
+                    call.n_within += model.n_bytes_within
+                self._record(call, stats, seconds)
             except BaseException as problem:
-                is_own = failure is None and model is not None and model.model.failed_here
+                is_own = failure is None and model is not None and model.failed_here
                 self._failed.append(Failed(start, problem, is_own))
                 raise
 
@@ -132,10 +131,10 @@ class ModelExchanges:
                 if model is None:
                     return None, None
             assert model is not None  # without one, all ranks have agreed, and none has failed
-            model.model.set_word(word)
+            model.set_word(word)
             if contents is None:
                 assert call.failure is not None
-                model.model.begin_failed(call.failure)
+                model.begin_failed(call.failure)
             else:
                 self._put(model, start, factor)
         except LocalFailure:
@@ -161,12 +160,12 @@ class ModelExchanges:
         kind: one of lib.OPS. Collective."""
         call, own, model = start.call, start.own.model, contents.unit.model
         queue = None if start.staging is None else start.staging.queue
-        what = call.levels, contents.layout, call.dtype, kind
-        is_same = model is not None and own is model and model.is_alike(*what, queue)
+        wanted = Sum(call.levels, contents.layout, call.dtype, kind, queue)
+        is_same = model is not None and own is model and model.is_alike(wanted)
         if own is not None and not (is_same and own.layout is contents.layout) and not call.is_agreed:
             self.settle()
-            own.model.ask(word)  # a rank that has begun what it exchanged before fails, too
-        return contents.unit.model_of(*what, call.unit.rests, queue) if contents.layout.n_elems else None
+            own.ask(word)  # a rank that has begun what it exchanged before fails, too
+        return contents.unit.model_of(wanted, call.unit.rests) if contents.layout.n_elems else None
 
     # ---- what is under way ----
 

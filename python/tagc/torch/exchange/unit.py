@@ -4,7 +4,6 @@ sent."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch.distributed as dist
 
 from tagc._library import Error
 from tagc.torch.exchange import layout as layouts
-from tagc.torch.exchange.model import Follower, Levels, UnitModel, stowable
+from tagc.torch.exchange.model import Follower, Sum, UnitModel, stowable
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ReduceOp = dist.ReduceOp
@@ -61,7 +60,7 @@ class Unit:
     def __init__(self, name: str, follower: Follower, own: layouts.Layout | None = None) -> None:
         self.name, self.follower, self._own = name, follower, own
         self.model: UnitModel | None = None
-        # residuals of parameters without a model now, in wire order
+        # residuals of parameters that keep none now, in wire order; the model's, too
         self._stowed: dict[str, torch.Tensor] = {}
 
     # ---- as of interfaces.Exchanged ----
@@ -72,75 +71,60 @@ class Unit:
     def make_unit(self) -> Unit:
         return self
 
-    def model_of(
-        self,
-        levels: Levels,
-        layout: layouts.Layout,
-        dtype: torch.dtype,
-        op: str,
-        rests: bool,
-        queue: ctypes.c_void_p | None = None,
-    ) -> UnitModel:
-        """Returns what exchanges that layout, over all ranks, with the residuals that there are, made or
-        changed if need be. op: one of lib.OPS. queue: of the device where gradients are. Collective."""
+    def model_of(self, wanted: Sum, rests: bool = False) -> UnitModel:
+        """Returns what exchanges that, with the residuals that there are, made or changed if need be. rests:
+        as of a UnitModel. Collective."""
         model = self.model
-        if model is None or not model.is_alike(levels, layout, dtype, op, queue):
-            return self._open_model(levels, layout, dtype, op, rests, queue)
-        if model.layout is not layout:
-            model.follow(layout)
+        if model is None or not model.is_alike(wanted):
+            return self._open_model(wanted, rests)
+        if model.layout is not wanted.layout:
+            model.follow(wanted.layout)
         return model
 
-    def _open_model(
-        self,
-        levels: Levels,
-        layout: layouts.Layout,
-        dtype: torch.dtype,
-        op: str,
-        rests: bool,
-        queue: ctypes.c_void_p | None,
-    ) -> UnitModel:
+    def _open_model(self, wanted: Sum, rests: bool) -> UnitModel:
         try:
             self.close()
         except Error as problem:
             raise LocalFailure(problem.status, str(problem)) from problem
-        held = None
+        held, layout, levels = None, wanted.layout, wanted.levels
         are_chunks = not layout.is_cut and not (layout.all_reduce and self._own is not None)
         if levels.within is not None and are_chunks:
             n_owners = levels.per_host if layout.all_reduce else levels.world_size
             held = range(levels.place, n_owners, levels.per_host)
-        self.model = UnitModel(self.name, levels, layout, dtype, op, self.follower, rests, held, queue)
-        self.model.set_residuals_on_the_wire(self._stowed)
-        self._stowed = {}
+        self.model = UnitModel(self.name, wanted, self.follower, rests, held, self._stowed)
         return self.model
 
     # ---- residuals by parameter ----
 
     def residuals_on_the_wire(self) -> dict[str, torch.Tensor]:
-        """Returns name -> copy of the residual, (numel,) in wire order, of all parameters that have one: in
-        bf16, which holds what is stored in 16 bits or fewer without loss, else in fp32. Local."""
-        found = {name: values.clone() for name, values in self._stowed.items()}
-        return found if self.model is None else found | self.model.residuals_on_the_wire()
+        """Returns copies as a UnitModel does. Local."""
+        if self.model is not None:
+            return self.model.residuals_on_the_wire()
+        return {name: values.clone() for name, values in self._stowed.items()}
 
     def names_of_residuals(self) -> set[str]:
         """Returns the names in residuals_on_the_wire()."""
-        return set(self._stowed) | (set() if self.model is None else self.model.names_of_residuals())
+        return set(self._stowed) if self.model is None else self.model.names_of_residuals()
 
     def set_residuals_on_the_wire(self, values: Mapping[str, torch.Tensor]) -> None:
         """Replaces all residuals by name -> (numel,) in wire order, of which it takes this rank's part; those
         not named become zero."""
-        self._stowed = {name: stowable(tensor) for name, tensor in values.items()}
+        stowed = {name: stowable(tensor) for name, tensor in values.items()}
         if self._own is not None:
             # a checkpoint of another number of ranks has whole ones, which all ranks of a replica get
             for name, gaps in self._own.gaps_by_name().items():
-                for gap in gaps if name in self._stowed else ():
-                    self._stowed[name][gap].fill_(-0.0)
+                for gap in gaps if name in stowed else ():
+                    stowed[name][gap].fill_(-0.0)
         if self.model is not None:
-            self.model.set_residuals_on_the_wire(self._stowed)
-            self._stowed = {}
+            self.model.set_residuals_on_the_wire(stowed)
+        else:
+            self._stowed.clear()
+            self._stowed.update(stowed)
 
     def scale_residuals(self, factor: float) -> None:
         if self.model is not None:
             self.model.scale_residuals(factor)
+            return
         for values in self._stowed.values():
             values.mul_(factor)
 
@@ -149,11 +133,11 @@ class Unit:
         torch traces."""
         if self.model is not None:
             self.model.free()
-        self.model, self._stowed = None, {}
+        self.model = None
+        self._stowed.clear()
 
     def close(self) -> None:
         """Ends the model, and keeps the residuals for the next one."""
         model, self.model = self.model, None
         if model is not None:
             model.close()
-            self._stowed |= model.residuals_on_the_wire()
