@@ -89,8 +89,7 @@ class New:
     """model.UnitModel with a schedule. held: as of a UnitModel."""
 
     def __init__(self, levels, parameters, lay_out, options, is_fresh, dtype, op, rests=False, held=None):
-        from tagc.torch.exchange.model import Sum, UnitModel
-        from tagc.torch.exchange.unit import kind_of
+        from tagc.torch.exchange.model import Sum, UnitModel, kind_of
 
         self.settings, self.schedule, self.wrapper = side(parameters, levels.world_size, options, is_fresh)
         self._lay_out, self._seen = lay_out, self.wrapper.parameters()
@@ -262,7 +261,7 @@ class OldOfHosts:
 
     def reduce(self, parameters, layout, source, target, op, step):
         from tagc.torch.exchange import layout as layouts
-        from tagc.torch.exchange.unit import kind_of, scale_of
+        from tagc.torch.exchange.model import kind_of, scale_of
 
         hosts = self._hosts
         is_mean = op == dist.ReduceOp.AVG

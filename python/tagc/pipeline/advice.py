@@ -17,7 +17,7 @@ from tagc import _planner as planner
 from tagc._library import Error
 from tagc.pipeline import internals
 from tagc.pipeline.blocks import Codec, Device, codec_of, opened
-from tagc.pipeline.stage import hosts_of
+from tagc.pipeline.stage import check_hosts, hosts_of
 from tagc.torch.extension import (
     agree_all,
     all_ranks,
@@ -315,10 +315,7 @@ def _check(asked: _Asked, activations: Any) -> Tensors:
     if schedule not in SCHEDULES:
         raise Error("argument", f"schedule is {schedule!r}, must be one of {', '.join(map(repr, SCHEDULES))}")
     n_ranks = dist.get_world_size(group)
-    if hosts is not None:
-        number("hosts", hosts, 1, n_ranks, int)
-        if n_ranks % hosts:
-            raise Error("argument", f"hosts is {hosts}, must divide the {n_ranks} ranks of the stage's group")
+    check_hosts(hosts, n_ranks)
     check_seconds(asked.step_s, asked.seconds)
     if stage.num_stages != n_ranks:
         raise Error(

@@ -482,6 +482,18 @@ def _join(
     return CompressedStage(stage, pipeline, on)
 
 
+def check_hosts(hosts: Any, n_ranks: int) -> None:
+    """Raises an Error unless so many ranks can be on that many hosts. Local."""
+    if hosts is not None:
+        number("hosts", hosts, 1, n_ranks, int)
+        if n_ranks % hosts:
+            raise Error(
+                "argument",
+                f"hosts is {hosts}, must divide the {n_ranks} ranks of the stage's group: each host has as "
+                "many, in their order",
+            )
+
+
 def _check(stage: Any, group: Any, options: dict[str, Any], hosts: Any, timeout_s: Any) -> None:
     """Raises an Error that names the option, unless all fit. Local."""
     for direction in ("forward", "backward"):
@@ -493,15 +505,7 @@ def _check(stage: Any, group: Any, options: dict[str, Any], hosts: Any, timeout_
     number("block", options["block"], 16, 4096, int)
     if options["block"] & (options["block"] - 1):
         raise Error("argument", f"block is {options['block']}, must be a power of two from 16 to 4096")
-    n_ranks = dist.get_world_size(group)
-    if hosts is not None:
-        number("hosts", hosts, 1, n_ranks, int)
-        if n_ranks % hosts:
-            raise Error(
-                "argument",
-                f"hosts is {hosts}, must divide the {n_ranks} ranks of the stage's group: each host has as "
-                "many, in their order",
-            )
+    check_hosts(hosts, dist.get_world_size(group))
     if timeout_s is not None:
         number("timeout_s", timeout_s, 0.001, 1e6)
     if stage in _compressed:

@@ -7,7 +7,6 @@ from tagc.torch.advise.first_words import about_host, look_fresh
 from tagc.torch.exchange import cores, streams
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.agreement import agree_all, all_ranks, versions
-from tagc.torch.exchange.call import Gradient
 from tagc.torch.exchange.comm import Comm, Disagreement, Way, agree_in_turn, share
 from tagc.torch.exchange.gatherer import Gatherer
 from tagc.torch.exchange.gloo import Gloo, bytes_at
@@ -16,12 +15,12 @@ from tagc.torch.exchange.identity import identity
 from tagc.torch.exchange.interfaces import ALONE, Exchanged, Expected, Kinds, Place, Wrapped, place_of
 from tagc.torch.exchange.internals import ALL as TESTED
 from tagc.torch.exchange.internals import all_gather, ddp_hooks, default_store, n_changes, reader, unwrapped
-from tagc.torch.exchange.model import Follower, Levels, Sum
+from tagc.torch.exchange.model import DTYPES, Follower, Levels, ReduceOp, Sum, Unit, check_tensors, scale_of
+from tagc.torch.exchange.model_exchanges import Gradient
 from tagc.torch.exchange.runner import Host, Runners
 from tagc.torch.exchange.said import say
 from tagc.torch.exchange.staging import Future, Kernels
 from tagc.torch.exchange.streams import Pinned
-from tagc.torch.exchange.unit import DTYPES, ReduceOp, Unit, check_tensors, scale_of
 from tagc.torch.exchange.waits import add_up, disconnect, timeout_of, unheard
 from tagc.torch.hooks.gathers import AllGather, GatheringWrapper
 from tagc.torch.hooks.kinds import Advised, Kind, Looked, check_model, group_of, kinds_of

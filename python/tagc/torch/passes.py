@@ -16,16 +16,21 @@ import torch.distributed as dist
 from tagc._library import Error
 from tagc.torch.exchange import internals, waits
 from tagc.torch.exchange import layout as layouts
-from tagc.torch.exchange.call import FindLayout, Gradient, Reduction
 from tagc.torch.exchange.comm import Comm, Disagreement, agree_in_turn
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import Expected
 from tagc.torch.exchange.layout import Layout
-from tagc.torch.exchange.model import Levels, Sum
-from tagc.torch.exchange.model_exchanges import Contents, ModelExchanges, Start
+from tagc.torch.exchange.model import DTYPES, Levels, LocalFailure, Sum, Unit, kind_of
+from tagc.torch.exchange.model_exchanges import (
+    Contents,
+    FindLayout,
+    Gradient,
+    ModelExchanges,
+    Reduction,
+    Start,
+)
 from tagc.torch.exchange.runner import Runners
 from tagc.torch.exchange.staging import Staging
-from tagc.torch.exchange.unit import DTYPES, LocalFailure, Unit, kind_of
 from tagc.torch.exchange.unknown import UnknownLayouts
 from tagc.torch.exchange.within import HostSums
 from tagc.torch.schedule.options import constants

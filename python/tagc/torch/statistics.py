@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tagc import _library as lib
-from tagc.torch.exchange.call import Reduction
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.model import PartStats
+from tagc.torch.exchange.model_exchanges import Reduction
 from tagc.torch.schedule.schedule import EVERY
 
 

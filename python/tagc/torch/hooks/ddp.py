@@ -22,11 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 from tagc._library import Error
 from tagc.torch.exchange import internals, staging
 from tagc.torch.exchange import layout as layouts
-from tagc.torch.exchange.call import Gradient
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import Expected, Kinds, Place, place_of
-from tagc.torch.exchange.model import Follower, stowable
-from tagc.torch.exchange.unit import DTYPES, Unit
+from tagc.torch.exchange.model import DTYPES, Follower, Unit, stowable
+from tagc.torch.exchange.model_exchanges import Gradient
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.wrapper import Wrapper as AnyWrapper
 from tagc.torch.schedule import policy

@@ -22,10 +22,10 @@ from torch.distributed.fsdp import FSDPModule
 from tagc._library import Error
 from tagc.torch.exchange import internals, staging, waits
 from tagc.torch.exchange import layout as layouts
-from tagc.torch.exchange.call import Gradient
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import ALONE, Exchanged, Expected, Kinds, Place, place_of
-from tagc.torch.exchange.unit import DTYPES, Unit
+from tagc.torch.exchange.model import DTYPES, Unit
+from tagc.torch.exchange.model_exchanges import Gradient
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.gathers import AllGather, GatheringWrapper
 from tagc.torch.hooks.wrapper import words_of_slow_sums
@@ -446,11 +446,7 @@ class Wrapper(GatheringWrapper):
             if self._sums_replicas(module):
                 parts = hosts.per_host if module.has_two_sums else 1
                 return Place(hosts.host, hosts.n_hosts, place.where, hosts.place % parts, parts)
-            if not hosts.is_two_level:
-                return place
-            return place._replace(
-                replica=place.replica // hosts.per_host, replicas=place.replicas // hosts.per_host
-            )
+            return place.among(hosts)
         if self.n_ranks() == dist.get_world_size():
             return Place(self.between.rank(), self.between.size(), {})
         others = dist.get_process_group_ranks(self.between)

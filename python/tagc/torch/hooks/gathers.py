@@ -26,8 +26,8 @@ from tagc.torch.exchange.comm import Comm, agree_in_turn
 from tagc.torch.exchange.gatherer import Gatherer, as_error
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import Replica
+from tagc.torch.exchange.model import DTYPES, check_tensors
 from tagc.torch.exchange.staging import Failure, Kernels, Staging
-from tagc.torch.exchange.unit import DTYPES, check_tensors
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.replicas import CHANGED, RESET, Gathers, checksum, fingerprint
 from tagc.torch.hooks.wrapper import Wrapper
