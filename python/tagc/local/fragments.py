@@ -85,9 +85,8 @@ class Fragment:
         self.is_gated = settings.gate is not None
         self.anchor = zeros(self.n_elems)
         self.velocity = zeros(self.n_elems if settings.outer_momentum else 0)
-        self.unit = Unit(
-            f"fragment {index}", settings
-        )  # without a model where there are no elements or sites
+        # has no model where there are no elements or sites
+        self.unit = Unit(f"fragment {index}", settings)
         self._gatherer: Gatherer | None = None
         self._gathered = zeros(0)  # (slices, n), if there are several
 

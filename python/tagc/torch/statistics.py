@@ -70,17 +70,17 @@ class Recorder:
 
     def add_gather(
         self,
-        n_bytes_sent: int,
-        n_bytes_received: int,
-        n_elems: int,
         comm: Comm,
-        gather_s: float,
-        agree_s: float,
+        n_elems: int,
+        n_bytes: tuple[int, int],
+        seconds: tuple[float, float],
         per_host: int,
         n_bytes_within: int,
     ) -> None:
         """Counts a gather between hosts of n_elems parameters of one unit: each of the per_host ranks of a
-        host gathers as many, and sends n_bytes_within to the others of its host."""
+        host gathers as many, and sends n_bytes_within to the others of its host. n_bytes: sent and received.
+        seconds: of the gather, and of the agreement before it."""
+        (n_bytes_sent, n_bytes_received), (gather_s, agree_s) = n_bytes, seconds
         with self._lock:
             now = self._open()
             now["_gather_share"] = (comm.world_size - 1) / comm.world_size

@@ -268,6 +268,7 @@ class Staging:
 
     def _free(self) -> None:
         library = lib.load()
+        self._pinned, self._copied = Pinned(self.streams), None
         library.tagc_queue_destroy(self._queue)
         self._queue = ctypes.c_void_p()
         if self.kernels is not None:

@@ -212,14 +212,10 @@ class AllGather(waits.FsdpComm):
                 asked = self._take_up(gather, kernels, source, vote, found)
                 sent, received = comm.bytes_sent()["gather"], comm.bytes_received()["gather"]
                 gather.run(gather.gatherer, source, target, kernels, asked, found)
+                n_bytes = comm.bytes_sent()["gather"] - sent, comm.bytes_received()["gather"] - received
+                seconds = time.perf_counter() - agreed, agreed - begin
                 self._passes.recorder.add_gather(
-                    comm.bytes_sent()["gather"] - sent,
-                    comm.bytes_received()["gather"] - received,
-                    target.numel(),
-                    comm,
-                    time.perf_counter() - agreed,
-                    agreed - begin,
-                    *call.within_host(target),
+                    comm, target.numel(), n_bytes, seconds, *call.within_host(target)
                 )
         except Exception as problem:
             failure = as_error(problem)
