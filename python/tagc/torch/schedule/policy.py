@@ -18,7 +18,7 @@ import torch
 from tagc import _library as lib
 from tagc._library import Error
 
-CLASSES = ("compressed", "mild", "dense")  # in the order of tagc_class
+CLASSES = tuple(lib.CLASSES)
 LAYERS = ("non-attention-linear", "all", "none")
 MIN_ELEMS = 4096  # TAGC_CLASS_MIN_ELEMS
 
