@@ -211,7 +211,7 @@ class AllGather(waits.FsdpComm):
                     gather.gatherer = self._make(comm, target.numel(), kernels)
                 asked = self._take_up(gather, kernels, source, vote, found)
                 sent, received = comm.bytes_sent()["gather"], comm.bytes_received()["gather"]
-                gather.run(gather.gatherer, source, target, kernels, asked, found)
+                gather.run(source, target, kernels, asked, found)
                 n_bytes = comm.bytes_sent()["gather"] - sent, comm.bytes_received()["gather"] - received
                 seconds = time.perf_counter() - agreed, agreed - begin
                 self._passes.recorder.add_gather(
