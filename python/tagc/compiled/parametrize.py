@@ -129,10 +129,10 @@ def data_parallel(
     mesh = _checked(model, mesh, reshard_after_forward, shard_dim)
     mark(model, modules)
     make, shards = _maker(How(Precision.of(mp_policy), reshard_after_forward)), _Shards(mesh, shard_dim)
-    for name, module in model.named_modules():
+    for module in model.modules():
         own = {n: p for n, p in module.named_parameters(recurse=False, remove_duplicate=False) if p.numel()}
         for parameter_name, parameter in own.items():
-            module.register_parameter(parameter_name, shards.of(f"{name}.{parameter_name}", parameter))
+            module.register_parameter(parameter_name, shards.of(parameter))
         if own:
             kind: Any = type(module)
             module.__class__ = class_of(kind, tuple(own), make, "Sharded")
@@ -193,7 +193,7 @@ class _Shards:
         self._mesh, self._dim = mesh, dim
         self._of: dict[int, tuple[torch.Tensor, torch.nn.Parameter]] = {}  # by id of the whole one
 
-    def of(self, name: str, whole: torch.nn.Parameter) -> torch.nn.Parameter:
+    def of(self, whole: torch.nn.Parameter) -> torch.nn.Parameter:
         from torch.distributed.tensor import Shard, distribute_tensor
 
         if id(whole) not in self._of:

@@ -113,7 +113,7 @@ def advise(
         on = streams.of(streams.device_of(model))
         timeout_s = timeout_of(group) if timeout_s is None else timeout_s
         Settings(threads=threads, timeout_s=timeout_s, hosts=hosts)  # which checks them
-        cluster = _cluster(group, shape, hosts, between, timeout_s)
+        cluster = _cluster(group, hosts, between, timeout_s)
         if not shape.n_elems:
             raise Error("argument", "this model has no trained parameters: there is nothing to exchange")
         about = {
@@ -177,9 +177,7 @@ def _check_options(step_s: Any, step: Any, accumulate: Any, seconds: Any, every:
         raise Error("argument", f'every is {every!r}, must be "auto", or an integer of 2 to 1000000')
 
 
-def _cluster(
-    group: dist.ProcessGroup, shape: Shape, hosts: int | None, between: Any, timeout_s: float
-) -> Cluster | None:
+def _cluster(group: dist.ProcessGroup, hosts: int | None, between: Any, timeout_s: float) -> Cluster | None:
     """Returns the hosts to look for, where compress() adds gradients up within them. Local."""
     adds_up = between is None
     if hosts is not None and not adds_up:

@@ -292,11 +292,9 @@ class ModelExchanges:
         if staging is None:
             model.begin(source, target, call.step, factor)
             return
-
-        def begin(stream: int, waits: int) -> None:
-            model.begin(source, target, call.step, factor, Stream(stream, waits))
-
-        staging.start(begin, source, target, call.waits)
+        with staging.launch:
+            stream = Stream(staging.streams.current(), int(call.waits))
+            model.begin(source, target, call.step, factor, stream)
 
     def _model_of(self, start: Start, contents: Contents, word: int, kind: str) -> UnitModel | None:
         """Returns that which exchanges it, made or changed if need be; None: there is nothing to exchange.

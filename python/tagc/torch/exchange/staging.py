@@ -1,7 +1,7 @@
 """Exchanges of tensors on a device, in the order of its streams (include/tagc/device.h).
 
-    hook        start(): libtagc enqueues the work, and the hook goes on at once, whatever else it waits for;
-                the caller's stream waits for the result
+    hook        has libtagc enqueue the work (UnitModel.begin()), and goes on at once, whatever else it waits
+                for; the caller's stream waits for the result
     thread      runs these exchanges, one after the other, in libtagc: on pinned memory, to which gradients
                 are copied and from which sums are copied back, or with kernels (libtagc-cuda.so) on encoded
                 bodies alone, while gradients stay on the device
@@ -104,7 +104,7 @@ class Staging:
             "tagc_device_open", streams.maker.encode(), library, streams.ordinal, ctypes.byref(self._device)
         )
         self.text = lib.load().tagc_device_text(self._device).decode()
-        self._launch = threading.Lock()
+        self.launch = threading.Lock()  # held while a hook has libtagc enqueue an exchange
         self._pinned = Pinned(streams)  # of gathers
         self._copied: Any = None  # what waits for the last copy from that
         self.failure: BaseException | None = None  # of a gather since finish()
@@ -154,15 +154,6 @@ class Staging:
         return n_bytes + self._pinned.n_bytes + (0 if self.kernels is None else self.kernels.pinned_bytes)
 
     # ---- for hooks ----
-
-    def start(
-        self, begin: Callable[[int, int], object], source: torch.Tensor, target: torch.Tensor, waits: int
-    ) -> None:
-        """Has begin(stream, waits) exchange source into target, both on the device, as libtagc does it by
-        itself. Returns at once. waits: for what later work of the current stream waits: nothing, the result,
-        or that the source is read."""
-        with self._launch:
-            begin(self.streams.current(), int(waits))
 
     def run(
         self, perform: Perform, source: torch.Tensor, target: torch.Tensor, failure: Failure, is_there: bool
