@@ -7,6 +7,7 @@ import pathlib
 import random
 import re
 
+import plan_parts
 import pytest
 from on_mesh import (
     FULL,
@@ -588,7 +589,7 @@ def test_sizes_become_the_gpts_that_have_been_built():
         (65e9, 80, 8192),
         (175e9, 96, 12288),
     ):
-        assert planner.shape_of(size) == (layers, width)
+        assert plan_parts.shape_of(size) == (layers, width)
 
 
 def test_the_guide_shows_what_its_command_prints(capsys):
