@@ -46,6 +46,7 @@ class Format:
     residual: str = "fp32"
     kept: str = "turned"  # the residual where the basis changes; or "dropped"
     n_whole: int = 0  # first steps that are sent whole
+    n_eight: int = 0  # those that are sent in 8 bits
     reach: float = 3.0  # the largest integer of "lines", in units of the scales
     pieces: int = 1  # owners of a matrix, each with some rows, scales and a basis of its own
 
@@ -82,6 +83,9 @@ ARMS = {
     "blocks, 4 bits, 60 whole": Arm(Format(4, n_whole=60)),
     "others alone, 4 bits": Arm(others=FOUR),
     "all as the library": Arm(Format(4, residual="int8"), Format(4, residual="int8")),
+    "all as the library, 60 in 8 bits": Arm(
+        Format(4, residual="int8", n_eight=60), Format(4, residual="int8", n_eight=60)
+    ),
     "blocks, 8 bits": Arm(Format(8)),
     # more bits where the format is plain
     "blocks, 5 bits": Arm(Format(5)),
@@ -97,6 +101,9 @@ ARMS = {
     "turned, 4 bits": turned(),
     "turned, 4 bits, residual int8": turned(residual="int8"),
     "turned, all as the library": turned(residual="int8", others=Format(4, residual="int8")),
+    "turned, all as the library, 60 in 8 bits": turned(
+        residual="int8", n_eight=60, others=Format(4, residual="int8", n_eight=60)
+    ),
     "turned, residual kept, 4 bits": turned(kept="turned"),
     "turned, each 20, 4 bits": turned(every=20),
     "turned, once, 4 bits": turned(every=0),
@@ -123,14 +130,14 @@ def integers(x, bits, rounding, generator):
     """x in units of a scale, rounded and cut to what `bits` hold."""
     most = 2 ** (bits - 1) - 1
     x = x.round() if rounding == "nearest" else (x + torch.rand(x.shape, generator=generator)).floor()
-    return x.clamp(-most, most)
+    return x.clamp_(-most, most)
 
 
 def in_blocks(x, format, generator):
     """A scale of BLOCK neighbours, from the largest of them."""
     parts = x.reshape(-1, BLOCK)
     scales = (parts.abs().amax(1, keepdim=True) / (2 ** (format.bits - 1) - 1)).bfloat16().float() + 1e-30
-    return (integers(parts / scales, format.bits, format.rounding, generator) * scales).view_as(x)
+    return integers(parts / scales, format.bits, format.rounding, generator).mul_(scales).view_as(x)
 
 
 def line_scales(x):
@@ -161,8 +168,16 @@ def stored(x, generator):
 
 
 def eigenvectors(gram):
-    """Of symmetric matrices (..., n, n), the largest first, as bf16."""
-    return torch.linalg.eigh(gram.double())[1].flip(-1).float().bfloat16().float()
+    """Of symmetric matrices (..., n, n), the largest first."""
+    return as_sent(torch.linalg.eigh(gram.double())[1].flip(-1))
+
+
+def as_sent(basis):
+    """In bf16, and made orthogonal again."""
+    basis = basis.bfloat16().float()
+    for _ in range(2):
+        basis = 1.5 * basis - 0.5 * basis @ (basis.mT @ basis)
+    return basis
 
 
 def hadamard(n, generator):
@@ -200,7 +215,9 @@ class Exchange:
             return gradients.mean(2)
         x = self.turned(gradients)
         x = x if self.residual is None else x + self.residual
-        sent = rounded(x, self.format, self.generator)
+        is_early = self.step <= self.format.n_eight
+        format = dataclasses.replace(self.format, bits=8) if is_early else self.format
+        sent = rounded(x, format, self.generator)
         error = x - sent
         self.residual = error if self.format.residual == "fp32" else stored(error, self.generator)
         return self.turned_back(sent.mean(2, keepdim=True))[:, :, 0]
@@ -223,7 +240,7 @@ class Exchange:
             self.basis = one.expand(*sums.shape[:2], n, n)
         elif kind == "qr":
             last = torch.eye(n) if self.basis is None else self.basis
-            self.basis = torch.linalg.qr(momentum.mT @ (momentum @ last))[0].bfloat16().float()
+            self.basis = as_sent(torch.linalg.qr(momentum.mT @ (momentum @ last))[0])
         elif kind == "weights":
             change = weights - self.weights if self.weights is not None else momentum
             self.basis, self.weights = eigenvectors(change.mT @ change), weights.clone()
@@ -380,8 +397,8 @@ def main():
     add("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM")
     add("--seeds", type=int, nargs="+", default=[1])
     add("--steps", type=int, default=500)
-    add("--ranks", type=int, default=2)
-    add("--sequences", type=int, default=8, help="of all ranks, in a step")
+    add("--ranks", type=int, default=4)
+    add("--sequences", type=int, default=16, help="of all ranks, in a step")
     add("--table", action="store_true", help="print what --out has, and run nothing")
     args = parser.parse_args()
     of_all = {"steps": args.steps, "ranks": args.ranks, "sequences": args.sequences}

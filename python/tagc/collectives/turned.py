@@ -125,7 +125,7 @@ class Turned:
         output: torch.Tensor,
         input: torch.Tensor,
         *,
-        key: torch.nn.Parameter | str,
+        key: torch.Tensor | str,
         op: Any = ReduceOp.SUM,
         async_op: bool = False,
     ) -> dist.Work | None:
@@ -134,12 +134,7 @@ class Turned:
         return self._submit("reduce_scatter", key, input, output, op, async_op)
 
     def all_reduce(
-        self,
-        tensor: torch.Tensor,
-        *,
-        key: torch.nn.Parameter | str,
-        op: Any = ReduceOp.SUM,
-        async_op: bool = False,
+        self, tensor: torch.Tensor, *, key: torch.Tensor | str, op: Any = ReduceOp.SUM, async_op: bool = False
     ) -> dist.Work | None:
         """Does what Collectives.all_reduce() does. async_op: as of reduce_scatter()."""
         return self._submit("all_reduce", key, tensor, tensor, op, async_op)
