@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from tagc._library import Error
-from tagc.collectives.calls import Work, check
+from tagc.collectives.calls import Work, check, flat
 from tagc.collectives.collectives import Collectives
 from tagc.torch.extension import ReduceOp
 
@@ -50,7 +50,7 @@ class Matrices:
         return min(self.shape[2:])
 
     def short(self, x: torch.Tensor) -> torch.Tensor:
-        """Values of some owners as (owners, matrices, s, long), in fp32."""
+        """Flat values of some owners as (owners, matrices, s, long), in fp32."""
         x = x.view(-1, *self.shape[1:]).float()
         return x if self.shape[2] <= self.shape[3] else x.mT
 
@@ -59,9 +59,9 @@ class Matrices:
         return (short if self.shape[2] <= self.shape[3] else short.mT).flatten()
 
     def sent(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns what travels, flat, never in the memory of x."""
+        """Returns what travels, flat, which may be x itself."""
         short = self.short(x)
-        return (short.clone() if self.bases is None else self.bases.mT @ short).flatten()
+        return (short if self.bases is None else self.bases.mT @ short).flatten()
 
     def came(self, sums: torch.Tensor, bases: torch.Tensor | None) -> torch.Tensor:
         """Returns what was sent with these bases, turned back: (1, matrices, s, long)."""
@@ -142,7 +142,8 @@ class Turned:
     # ---- a call ----
 
     def _submit(self, what: str, key: Any, source: Any, target: Any, op: Any, is_async: bool) -> Any:
-        with self._lock, torch.no_grad():
+        # what inference mode makes would not do for later calls
+        with self._lock, torch.inference_mode(False), torch.no_grad():
             try:
                 work = self._begin(what, key, source, target, op)
             except BaseException:
@@ -166,12 +167,12 @@ class Turned:
             self._renew(matrices, source.device)
         is_in_window = (-since - 1) % self._every < WINDOW
         matrices.n_calls += 1
-        bases, sent = matrices.bases, matrices.sent(source)
-        sums = sent if target is source else sent.new_empty(target.numel())
+        bases, sent, into = matrices.bases, matrices.sent(flat(source)), flat(target)
+        sums = sent if target is source else sent.new_empty(len(into))
 
         def finish() -> None:
             short = matrices.came(sums, bases)
-            target.view(-1).copy_(matrices.long(short))
+            into.copy_(matrices.long(short))
             if is_in_window and matrices.makes:
                 matrices.add(short[0])
 
@@ -263,7 +264,7 @@ class TurnedWork(dist.Work):
             if self._work.over.is_set():  # and not only this wait
                 self._fail()
             raise
-        with self._lock, torch.no_grad():
+        with self._lock, torch.inference_mode(False), torch.no_grad():
             if not self._is_finished:
                 self._finish()
             self._is_finished = True

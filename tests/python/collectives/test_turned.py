@@ -201,6 +201,24 @@ def a_parameter_as_key_and_a_run_that_goes_on(rank, world_size):
     assert first[False].equal(first[True])
 
 
+def in_inference_mode(rank, world_size):
+    """What is made there does for calls outside, and the other way round."""
+    comm, muon = turned(values="fp32")
+    with comm:
+        for step in range(46):
+            with torch.inference_mode(step % 3 == 0):
+                gradient = given(rank, step, (64, 96))
+                own = torch.empty(gradient.numel() // world_size)
+                work = muon.reduce_scatter(own, gradient, key="rows", async_op=True)
+                muon.all_reduce(gradient, key="whole")
+            work.wait()
+            exact = sum(given(other, step, (64, 96)) for other in range(world_size))
+            torch.testing.assert_close(gradient.clone(), exact, rtol=1e-4, atol=1e-4)
+            mine = exact.view(world_size, -1)[rank]
+            torch.testing.assert_close(own.clone(), mine, rtol=1e-4, atol=1e-4)
+        assert all(map(is_turned, muon._matrices.values()))
+
+
 def what_is_refused(rank, world_size):
     from tagc import Error
     from tagc.collectives import Collectives, Turned
@@ -238,6 +256,7 @@ def test_two_ranks():
             a_gradient_that_is_not_finite,
             small_ones_and_one_host_go_as_without,
             a_parameter_as_key_and_a_run_that_goes_on,
+            in_inference_mode,
             what_is_refused,
         ],
         2,
