@@ -91,6 +91,7 @@ ARMS = {
     "blocks, 5 bits": Arm(Format(5)),
     "lines, 5 bits": lines(5),
     "lines, 6 bits": lines(6),
+    "blocks, 6 bits": Arm(Format(6)),
     # the format
     "both, 4 bits": Arm(Format(4, "both")),
     "lines, 4 bits, reach 4": lines(reach=4.0),
@@ -295,22 +296,49 @@ class Stack:
         x = x.unflatten(-2, (self.pieces, -1))
         return x.mT if self.is_left else x
 
-    def update(self, gradients, factor):
-        """gradients: one (ranks, rows, columns) for each matrix."""
+    def exchanged(self, gradients):
+        """gradients: one (ranks, rows, columns) for each matrix. Returns what Muon makes orthogonal."""
         sent = self.exchange(self.of_owners(torch.stack(gradients)).movedim(2, 1).contiguous())
         mean = (sent.mT if self.is_left else sent).flatten(1, 2)
         self.momentum.lerp_(mean, 1 - MOMENTUM)
-        steps = orthogonal(mean.lerp(self.momentum, MOMENTUM))
-        rows, columns = mean.shape[1:]
-        rate = RATE_MUON * factor
-        for parameter, step in zip(self.parameters, steps, strict=True):
-            parameter.mul_(1 - rate * DECAY).sub_(rate * max(1.0, rows / columns) ** 0.5 * step)
         if self.exchange.format.basis:
             weights = self.of_owners(torch.stack(self.parameters))
             self.exchange.turn(sent, self.of_owners(self.momentum), weights)
+        return mean.lerp(self.momentum, MOMENTUM)
+
+    def update(self, gradients, factor):
+        steps = orthogonal(self.exchanged(gradients))
+        rows, columns = steps.shape[1:]
+        rate = RATE_MUON * factor
+        for parameter, step in zip(self.parameters, steps, strict=True):
+            parameter.mul_(1 - rate * DECAY).sub_(rate * max(1.0, rows / columns) ** 0.5 * step)
 
 
-def train(arm, seed, n_steps, n_ranks, n_sequences, texts):
+class Shadows:
+    """What other arms would make of the gradients of a run: how far their updates are from those of whole
+    gradients, as a share of the update, squared."""
+
+    def __init__(self, names, parameters, seed):
+        self.whole = Stack(parameters, WHOLE, None)
+        self.stacks = {
+            name: Stack(parameters, ARMS[name].matrices, torch.Generator().manual_seed(seed))
+            for name in names
+        }
+        self.errors = {name: [] for name in names}
+
+    def see(self, gradients, is_measured):
+        wanted = self.whole.exchanged(gradients)
+        wanted = orthogonal(wanted) if is_measured else None
+        for name, stack in self.stacks.items():
+            found = stack.exchanged(gradients)
+            if is_measured:
+                errors = (orthogonal(found) - wanted).square().sum((1, 2)) / wanted.square().sum((1, 2))
+                self.errors[name] += errors.tolist()
+
+
+def train(arm, seed, n_steps, n_ranks, n_sequences, texts, shadows=()):
+    """Returns the loss at the end, and by how much updates of other arms, `shadows`, would have differed from
+    step 40 on."""
     torch.manual_seed(seed)
     model = GPT(SHAPE)
     with torch.no_grad():
@@ -325,6 +353,7 @@ def train(arm, seed, n_steps, n_ranks, n_sequences, texts):
     stacks = [
         (names, Stack([parameters[n] for n in names], arm.matrices, rounding)) for names in shapes.values()
     ]
+    others = [Shadows(shadows, stack.parameters, seed) for _, stack in stacks if shadows]
     rest = [name for name in parameters if not any(name in names for names, _ in stacks)]
     exchanges = {
         name: Exchange(arm.others if name.endswith(("wte.weight", "lm_head.weight")) else WHOLE, rounding)
@@ -340,8 +369,11 @@ def train(arm, seed, n_steps, n_ranks, n_sequences, texts):
         gradients = of_ranks(parameters, *(t.view(n_ranks, -1, SHAPE.n_positions) for t in tokens))
         falls = 0.03 + 0.97 * (1 + math.cos(math.pi * step / n_steps)) / 2
         factor = min(1, (step + 1) / WARMUP) * falls
-        for names, stack in stacks:
-            stack.update([gradients[n] for n in names], factor)
+        for i, (names, stack) in enumerate(stacks):
+            of_stack = [gradients[n] for n in names]
+            for other in others[i : i + 1]:
+                other.see(of_stack, step >= 40 and step % 10 == 9)
+            stack.update(of_stack, factor)
         for name in rest:  # (1, 1, ranks, rows, columns), where there are columns
             parameters[name].grad = exchanges[name](gradients[name][None, None])[0, 0]
         for group in optimizer.param_groups:
@@ -353,7 +385,8 @@ def train(arm, seed, n_steps, n_ranks, n_sequences, texts):
             functional_call(model, parameters, batch(texts[1], 64, SHAPE.n_positions, fixed)).item()
             for _ in range(20)
         ]
-    return statistics.mean(losses)
+    errors = {name: statistics.mean(sum((o.errors[name] for o in others), [])) for name in shadows}
+    return statistics.mean(losses), errors
 
 
 def bits_of_matrices(format, n_steps):
@@ -399,22 +432,31 @@ def main():
     add("--steps", type=int, default=500)
     add("--ranks", type=int, default=4)
     add("--sequences", type=int, default=16, help="of all ranks, in a step")
+    add("--updates", action="store_true", help="what --arms make of the gradients of one dense run")
     add("--table", action="store_true", help="print what --out has, and run nothing")
     args = parser.parse_args()
     of_all = {"steps": args.steps, "ranks": args.ranks, "sequences": args.sequences}
     rows = json.loads(args.out.read_text()) if args.out.exists() else []
 
     def alike():
-        return [row for row in rows if of_all.items() <= row.items()]
+        return [row for row in rows if "arm" in row and of_all.items() <= row.items()]
 
     torch.set_num_threads(1)
     texts = None if args.table else text()
+    if args.updates:
+        row = {"updates": args.seeds[0], **of_all}
+        _, errors = train(Arm(), args.seeds[0], *of_all.values(), texts, args.arms)
+        for name, error in errors.items():
+            bits = bits_of_matrices(ARMS[name].matrices, args.steps)
+            print(f"| {name} | {bits:.2f} | {100 * error:.2f} % |")
+        args.out.write_text(json.dumps([*rows, row | {"errors": errors}], indent=1) + "\n")
+        return
     for seed in [] if args.table else args.seeds:
         for name in args.arms:
             if any((row["arm"], row["seed"]) == (name, seed) for row in alike()):
                 continue
             begin = time.monotonic()
-            loss = train(ARMS[name], seed, *of_all.values(), texts)
+            loss, _ = train(ARMS[name], seed, *of_all.values(), texts)
             row = {"arm": name, "seed": seed, **of_all, "loss": loss, "seconds": time.monotonic() - begin}
             rows.append(row)
             args.out.write_text(json.dumps(rows, indent=1) + "\n")

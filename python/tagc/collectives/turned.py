@@ -177,7 +177,7 @@ class Turned:
                 matrices.add(short[0])
 
         work = self._comm.begin(what, key, sent, sums, op)
-        return TurnedWork(work, target, finish, lambda: self._restart(key))
+        return TurnedWork(work, target, sent, finish, lambda: self._restart(key))
 
     def _restart(self, key: Any) -> None:
         """Makes the next call with this key its first one, on all ranks: where a call failed, it may have
@@ -247,13 +247,20 @@ def _shape_of(what: str, shape: tuple[int, ...], n_owners: int) -> tuple[int, in
 class TurnedWork(dist.Work):
     """Of one call, as Collectives returns one.
 
-    finish: writes the output, when the sums are there. fail: what follows a failure."""
+    sent: what another stream may read until wait(). finish: writes the output, when the sums are there. fail:
+    what follows a failure."""
 
     def __init__(
-        self, work: Work, output: torch.Tensor, finish: Callable[[], None], fail: Callable[[], None]
+        self,
+        work: Work,
+        output: torch.Tensor,
+        sent: torch.Tensor,
+        finish: Callable[[], None],
+        fail: Callable[[], None],
     ) -> None:
         super().__init__()
         self._work, self._output, self._finish, self._fail = work, output, finish, fail
+        self._sent: torch.Tensor | None = sent
         self._lock, self._is_finished = threading.Lock(), False
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
@@ -267,7 +274,7 @@ class TurnedWork(dist.Work):
         with self._lock, torch.inference_mode(False), torch.no_grad():
             if not self._is_finished:
                 self._finish()
-            self._is_finished = True
+            self._is_finished, self._sent = True, None
         return True
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
