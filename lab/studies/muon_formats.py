@@ -42,6 +42,7 @@ class Format:
     rounding: str = "nearest"
     basis: str = ""  # what the columns are turned by; "" nothing
     every: int = 20  # steps between two bases; the first is made after 20. 0: it stays
+    doubles: bool = False  # as many steps as there were, up to `every`
     side: str = "right"  # "short": a wide matrix is turned from the left
     residual: str = "fp32"
     kept: str = "turned"  # the residual where the basis changes; or "dropped"
@@ -98,8 +99,13 @@ ARMS = {
     "lines, 4 bits, 60 whole": lines(n_whole=60),
     "V each 20, both, 4 bits": Arm(Format(4, "both", basis="momentum")),
     "V each 100, 4 bits, residual int8": lines(basis="momentum", every=100, residual="int8"),
-    # what Turned does: a basis of the last sums, on the shorter side; what waits is dropped with the old one
+    # what Turned does but for "doubling", which it does, too: a basis of the last sums, on the shorter side;
+    # what waits is dropped with the old one
     "turned, 4 bits": turned(),
+    "turned, doubling, 4 bits": turned(doubles=True),
+    "turned, doubling, all as the library": turned(
+        doubles=True, residual="int8", others=Format(4, residual="int8")
+    ),
     "turned, 4 bits, residual int8": turned(residual="int8"),
     "turned, all as the library": turned(residual="int8", others=Format(4, residual="int8")),
     "turned, all as the library, 60 in 8 bits": turned(
@@ -199,7 +205,7 @@ class Exchange:
     def __init__(self, format, generator):
         self.format, self.generator = format, generator
         self.residual = self.basis = self.gram = self.weights = None
-        self.step = 0
+        self.step, self.renews_at = 0, WINDOW
 
     def turned(self, x):
         if self.basis is not None:
@@ -226,12 +232,13 @@ class Exchange:
     def turn(self, sums, momentum, weights):
         """What follows an update: a new basis where it is time. All (matrices, owners, rows, columns)."""
         kind = self.format.basis
-        since, every = self.step - WINDOW, self.format.every
-        if kind == "sums" and (-since % every if every else max(0, -since)) < WINDOW:
+        if kind == "sums" and 0 <= self.renews_at - self.step < WINDOW:
             square = sums.mT @ sums
             self.gram = square if self.gram is None else self.gram + square
-        if not kind or since < 0 or (since % every if every else since):
+        if not kind or self.step != self.renews_at:
             return
+        every = self.format.every
+        self.renews_at += min(every, self.step) if self.format.doubles else every
         n = sums.shape[-1]
         is_kept = self.residual is not None and self.format.kept == "turned"
         residual = self.turned_back(self.residual) if is_kept else None
@@ -263,8 +270,12 @@ def bits_per_value(format, shape, steps):
     scales = 16 / BLOCK if format.scales != "lines" else 0
     scales += 16 * (rows + columns) / (rows * columns) if format.scales in ("lines", "both") else 0
     is_sent = format.basis in ("momentum", "sums", "sum", "qr")
-    bases = 16 * columns / rows / (format.every or steps) if is_sent else 0
-    return format.bits + scales + bases
+    if not is_sent:
+        return format.bits + scales
+    n_bases, at = 0, WINDOW
+    while at < steps:
+        n_bases, at = n_bases + 1, at + ((min(format.every, at) if format.doubles else format.every) or steps)
+    return format.bits + scales + 16 * columns / rows * n_bases / steps
 
 
 # ---- training ----

@@ -336,5 +336,6 @@ def test_gaps_are_those_to_dense_of_the_seed():
     assert "| nudged | 32.00 | +1.00 % (seeds 1) | +1.00 % |" in muon_formats.table(rows)
     bits = {name: muon_formats.bits_of_matrices(arm.matrices, 500) for name, arm in muon_formats.ARMS.items()}
     assert bits["blocks, 4 bits"] == 4.5
-    # of 96 x 96 values 0.16 bit, of the three others, 11 of 12 parts, less by their longer side
-    assert bits["turned, 4 bits"] == pytest.approx(4.5 + 0.16 * (1 + 1 + 1 + 1) / 12)
+    # a twelfth is of 96 x 96 values, and the other bases are of as many values: 5 of them, and 7
+    assert bits["turned, 4 bits"] == pytest.approx(4.5 + 5 * 16 / 500 * (1 + 1 + 1 + 1) / 12)
+    assert bits["turned, doubling, 4 bits"] == pytest.approx(4.5 + 7 * 16 / 500 * (1 + 1 + 1 + 1) / 12)

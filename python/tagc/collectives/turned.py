@@ -8,7 +8,7 @@ of one direction, and its rounding errors are as small as that direction is.
     basis (s, s)            orthogonal: eigenvectors of short @ short.T, added up over some sums
     y = basis.T @ short     what travels. basis @ (the sum of all ranks' y) is the sum of all ranks' short
 
-All ranks must have the same basis, so one of them sends it to all, once in `every` calls."""
+All ranks must have the same basis, so one of them sends it to all, at most once in 20 calls."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ class Matrices:
     makes: bool  # whether this rank makes the bases of that owner
     senders: list[int]  # the rank that makes them, of each owner
     n_calls: int = 0
+    renews_at: int = WINDOW  # the call with new bases
     bases: torch.Tensor | None = None  # (owners, matrices, s, s)
     squares: torch.Tensor | None = None  # (matrices, s, s): sum of short @ short.T in this window
 
@@ -92,7 +93,8 @@ class Turned:
         turned.reduce_scatter(output, input, key=parameter)
 
     comm: makes the calls. It must send every value, as it does by default. Its other keys are as ever.
-    every: calls of a key between two bases, from 20 on. The first basis is there after 20 calls.
+    every: the most calls of a key between two bases, from 20 on. The first is there after 20 calls, and the
+        next ones after twice as many, since gradients change their directions fast at first.
 
     Tensors have the shape (rows, columns) or (matrices, rows, columns). Of the input of reduce_scatter() each
     rank gets whole matrices, or whole rows of a single one. All other arguments, the order of calls, and
@@ -101,8 +103,8 @@ class Turned:
     checkpoints. What comm sends whole is not turned.
 
     With s as the smaller side of what a rank gets of a matrix, a basis has s * s values, which travel in 2
-    bytes each and are kept in 4 on every rank. A rank computes their eigenvectors, once in `every` calls, and
-    each rank one product with them in each call."""
+    bytes each and are kept in 4 on every rank. One rank computes each basis, and every rank multiplies what it
+    sends by it."""
 
     def __init__(self, comm: Collectives, every: int = 100) -> None:
         if not isinstance(comm, Collectives):
@@ -162,10 +164,10 @@ class Turned:
             return self._comm.begin(what, key, source, target, op, failure)
         if matrices is None:
             return self._comm.begin(what, key, source, target, op)
-        since = matrices.n_calls - WINDOW
-        if since >= 0 and since % self._every == 0:
+        if matrices.n_calls == matrices.renews_at:
             self._renew(matrices, source.device)
-        is_in_window = (-since - 1) % self._every < WINDOW
+            matrices.renews_at += min(self._every, matrices.n_calls)
+        is_in_window = matrices.renews_at - matrices.n_calls <= WINDOW
         matrices.n_calls += 1
         bases, sent, into = matrices.bases, matrices.sent(flat(source)), flat(target)
         sums = sent if target is source else sent.new_empty(len(into))
