@@ -103,8 +103,8 @@ class Turned:
     checkpoints. What comm sends whole is not turned.
 
     With s as the smaller side of what a rank gets of a matrix, a basis has s * s values, which travel in 2
-    bytes each and are kept in 4 on every rank. One rank computes each basis, and every rank multiplies what it
-    sends by it."""
+    bytes each and are kept in 4 on every rank. One rank computes each basis, and all ranks multiply what they
+    send by it."""
 
     def __init__(self, comm: Collectives, every: int = 100) -> None:
         if not isinstance(comm, Collectives):

@@ -221,6 +221,34 @@ def in_inference_mode(rank, world_size):
         assert all(map(is_turned, muon._matrices.values()))
 
 
+def by_a_devices_streams(rank, world_size):
+    """The same bits as in CPU memory, though memory is used again as soon as nothing here holds it."""
+    from fake_device import Installed
+
+    def outcome():
+        found = []
+        comm, muon = turned()
+        with comm:
+            for step in range(23):
+                gradient, own = given(rank, step, (64, 96)), torch.empty(64 * 96 // world_size)
+                works = [
+                    muon.reduce_scatter(own, gradient, key="rows", async_op=True),
+                    muon.all_reduce(gradient.clone(), key="whole", async_op=True),
+                ]
+                for work in works:
+                    work.wait()
+                found += [own, works[1].result()[0]]
+            comm.synchronize()
+            assert all(map(is_turned, muon._matrices.values()))
+        return found
+
+    expected = outcome()
+    with Installed(rank) as device:
+        for mine, wanted in zip(outcome(), expected, strict=True):
+            assert mine.equal(wanted)
+        device.check()
+
+
 def what_is_refused(rank, world_size):
     from tagc import Error
     from tagc.collectives import Collectives, Turned
@@ -259,6 +287,7 @@ def test_two_ranks():
             small_ones_and_one_host_go_as_without,
             a_parameter_as_key_and_a_run_that_goes_on,
             in_inference_mode,
+            by_a_devices_streams,
             what_is_refused,
         ],
         2,
