@@ -253,6 +253,14 @@ class Collectives:
         for work in failed:
             work.wait()
 
+    def forget(self, key: torch.Tensor | str) -> None:
+        """Drops what calls with that key have rounded off or not sent. Local; call it on every rank."""
+        with self._order:
+            self.synchronize()
+            reduced = self._keys.reduced.get(self._keys.name_of(key))
+            if reduced is not None:
+                reduced.unit.set_residuals_on_the_wire({})
+
     def reset_parameters(self) -> None:
         """Makes the next gathers send whole values, in bf16, if `parameters` are deltas. Call it after a
         change of parameters that is none of an optimizer's steps: a delta rounds a large change to a few
@@ -282,6 +290,20 @@ class Collectives:
     def ranks(self) -> list[int]:
         """Those of the group, as torch.distributed numbers them."""
         return dist.get_process_group_ranks(self._group)
+
+    def look_up(self, key: torch.Tensor | str, tensor: torch.Tensor) -> tuple[str, bool]:
+        """Returns a name of a key that all ranks know, "" if it has none, and whether a reduction of this
+        tensor is compressed. Local."""
+        name = self._keys.name_of(key)
+        like = key if isinstance(key, torch.Tensor) else tensor
+        is_alone = self._hosts.is_one or self._keys.n_ranks() == 1
+        is_compressed = not is_alone and self._keys.kind_of(name, like) != "dense"
+        return name if isinstance(key, str) or name in self._keys.kinds else "", is_compressed
+
+    @property
+    def sparsity(self) -> float:
+        """Which share of the values is not sent at once; the last one, with gentle=True."""
+        return self._state.options.sparsity
 
     def stats(self) -> dict[str, Any]:
         """Returns the statistics of this rank's last step, or of the step under way: keys as of
@@ -349,17 +371,20 @@ class Collectives:
     # ---- a call ----
 
     def _submit(self, what: str, key: Any, source: Any, target: Any, op: Any, is_async: bool) -> Work | None:
-        work = self._begin(what, key, source, target, op)
+        work = self.begin(what, key, source, target, op)
         if is_async:
             return work
         work.wait()  # without the order's lock, so that other threads' calls follow meanwhile
         return None
 
-    def _begin(self, what: str, key: Any, source: Any, target: Any, op: Any) -> Work:
+    def begin(
+        self, what: str, key: Any, source: Any, target: Any, op: Any, failure: Error | None = None
+    ) -> Work:
+        """Begins a call, for this class and for Turned. failure: why this rank only tells the others."""
         # what inference mode makes would not do for later calls
         with self._order, torch.inference_mode(False):
             self._check_open(what)
-            call = self._call(what, key, source, target, op)
+            call = self._call(what, key, source, target, op, failure)
             work = Work(target, self._failed)
             is_alone = self._keys.n_ranks() == 1
             runners = self._passes.runners
@@ -461,9 +486,11 @@ class Collectives:
         if last is not None:
             last.wait()
 
-    def _call(self, what: str, key: Any, source: Any, target: Any, op: Any) -> Call:
+    def _call(self, what: str, key: Any, source: Any, target: Any, op: Any, failure: Error | None) -> Call:
         """Returns the call, checked as far as this rank can."""
         try:
+            if failure is not None:
+                raise failure
             n_ranks = self._keys.n_ranks()
             check(what, source, target, n_ranks)
             if what != "all_gather":
@@ -471,9 +498,9 @@ class Collectives:
             values = flat(source)
             into = values if target is source else flat(target)
             return Call(Use.of(what, source), key, values, into, op, None)
-        except Error as failure:
+        except Error as problem:
             nothing = torch.zeros(1)
-            return Call(Use(what, 1, "float32"), None, nothing, nothing.clone(), ReduceOp.SUM, failure)
+            return Call(Use(what, 1, "float32"), None, nothing, nothing.clone(), ReduceOp.SUM, problem)
 
     def _name_of(self, call: Call) -> str | None:
         return None if call.key is None else self._keys.name_of(call.key)
