@@ -85,8 +85,8 @@ static void drop(script *s) {
 
 static double cost_of_unused(const script *s) {
     double cost = 0;
-    for (size_t i = 0; i < s->model.tensors[0].n_elems; i++) /* the embedding comes first in params */
-        if (toy_is_unused(&s->model, 0, i)) cost += toy_cost(&s->model, 0, i, (double)s->params[i], 0);
+    for (size_t i = toy_n_used(&s->model, 0); i < s->model.tensors[0].n_elems; i++)
+        cost += toy_unused_cost((double)s->params[i]); /* the embedding comes first in params */
     return cost;
 }
 
