@@ -78,6 +78,7 @@ typedef struct toy_model {
     tagc_tensor_info tensors[TOY_MAX_TENSORS];
     int n_samples;  /* of the global batch of one optimizer step */
     int compute_us; /* that every use of a tensor takes at least, so that there is something to overlap with */
+    int no_loss;    /* nobody looks at it, and it takes as long as the gradients */
     int poison;     /* 1 + the tensor whose gradient becomes NaN; 0 for none */
     int n_unused_rows; /* of the embedding, its last: as of tokens that no text has, which the head pushes down */
 } toy_model;
@@ -200,7 +201,7 @@ static inline double toy_forward(const toy_model *m, tagc_fsdp *f, int training,
                 if (m->compute_us) usleep((useconds_t)m->compute_us);
                 double share = info->last_layer != info->layer ? 0.5 : 1.0, sum = 0;
                 size_t n_used = toy_n_used(m, t);
-                for (size_t i = 0; i < n_used; i++)
+                for (size_t i = 0; i < n_used && !m->no_loss; i++)
                     for (int s = 0; s < n; s++) {
                         double d = (double)p[i] - (double)toy_target(t, i, first + (uint64_t)s);
                         sum += 0.5 * d * d;
