@@ -9,6 +9,7 @@ the caller, who knows the order of its collectives."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import sys
@@ -33,6 +34,7 @@ from tagc.torch.extension import (
     Cluster,
     Exchange,
     Future,
+    Gradient,
     Held,
     Layers,
     Memory,
@@ -47,6 +49,7 @@ from tagc.torch.extension import (
     Values,
     about_host,
     agree_all,
+    all_ranks,
     check_known,
     checkpoint,
     choice,
@@ -55,6 +58,7 @@ from tagc.torch.extension import (
     look_fresh,
     scale_of,
     timeout_of,
+    versions,
 )
 
 
@@ -127,23 +131,8 @@ class Collectives:
             if exchange == "direct":
                 values = values or "int4"
                 mild = values if mild is None and sparsity == 0 else mild
-        given: dict[str, Any] = {
-            "values": values,
-            "sparsity": sparsity,
-            "gentle": gentle,
-            "layers": layers,
-            "rules": rules,
-            "mild": mild,
-            "mild_sparsity": mild_sparsity,
-            "exchange": exchange,
-            "residual": residual,
-            "parameters": parameters,
-            "hosts": hosts,
-            "codec": codec,
-            "transport": transport,
-            "threads": threads,
-            "timeout_s": timeout_s,
-        }
+        given = dict(locals())
+        given = {field.name: given[field.name] for field in dataclasses.fields(Settings)}
         self._process = os.getpid()
         self._group, options, self._keys, is_fresh = _prepared(group, names, optimizer, given, boundaries)
         self._forward, self._backward = forward, backward
@@ -399,8 +388,8 @@ class Collectives:
             work = Work(target, self._failed)
             is_alone = self._keys.n_ranks() == 1
             runners = self._passes.runners
-            runner, _ = self._passes.runner_for(call.source)
-            is_on_host = runner is runners.host
+            staging, _ = runners.find(call.source)
+            is_on_host = staging is None
             if runners.staging is not None and (why := runners.staging.why_host) is not None:
                 self._state.say_once(f"tagc: compressed on the host: {why}")
 
@@ -412,7 +401,7 @@ class Collectives:
                             copy(call)
                         else:
                             self._run(call)
-                            if self._is_in_caller and not runners.is_on_device(call.source):
+                            if self._is_in_caller and is_on_host:
                                 self._passes.synchronize()
                     except BaseException as failure:
                         self._passes.give_up()  # the step, as all ranks do
@@ -421,7 +410,7 @@ class Collectives:
                 return call.target
 
             if is_on_host and not self._is_in_caller and not is_alone:
-                self._last = work.future = runner.future(run)
+                self._last = work.future = runners.host.future(run)
                 return work
             self._drain()
             if is_on_host or is_alone:
@@ -429,7 +418,7 @@ class Collectives:
                 work.future.set_result(run())
             else:
                 is_awaited = not self._hosts.is_flat or what == "all_gather" or call.key is None
-                work.future = runner.future(run, is_awaited)
+                work.future = runners.future(run, call.source, is_awaited)
             return work
 
     def _check_open(self, what: str) -> None:
@@ -554,10 +543,8 @@ class Collectives:
         source = call.source.clone() if is_taken and call.source is not call.target else call.source
         waits = name is None or self._hosts.is_two_level  # where slices come together after the exchange
         number = self._keys.n_calls if name is None else None
-        what = reduced.unit, self._group, source, call.target, call.op
-        self._passes.exchange(
-            *what, lambda: reduced.layout, waits=waits, recurs=name is not None, number=number, agrees=True
-        )
+        what = reduced.unit, self._group, source, call.target, call.op, lambda: reduced.layout
+        self._passes.exchange(Gradient(*what, waits, recurs=name is not None, number=number, agrees=True))
 
     def _reduce(self, call: Call, name: str | None, reduced: Reduced) -> None:
         try:
@@ -676,9 +663,7 @@ def _prepared(
     failure: Exception | None = None
     keys: Keys | None = None
     try:
-        if process_group is None:
-            raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
-        process_group = _group_of(group) or process_group
+        process_group = _group_of(group) or all_ranks()
         _library.load()
         if given["timeout_s"] is None:
             given["timeout_s"] = timeout_of(process_group)
@@ -693,7 +678,7 @@ def _prepared(
             )
         ranks = dist.get_process_group_ranks(process_group)
         keys.cluster = Cluster(ranks, options.hosts, options.timeout_s, shares=False)
-        about["versions"] = {"libtagc": _library.version(), "torch": torch.__version__}
+        about["versions"] = versions()
         about |= {"options": options.fingerprint(), "rows": keys.rows}
         about["options"] |= {"an optimizer was given": optimizer is not None, **boundaries}
         about["fresh"] = look_fresh(keys.rows, keys.named_parameters())
