@@ -7,6 +7,7 @@ what receivers have, and goes on with the next number."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import secrets
@@ -23,7 +24,7 @@ from tagc.weights.links import rank_and_size
 from tagc.weights.quantize import Function, Quantized, Recipe
 from tagc.weights.store import Manifest, Version
 from tagc.weights.sync import Sent, WeightSync
-from tagc.weights.tensors import Parts, Tensors, named_tensors
+from tagc.weights.tensors import Model, Parts, Tensors, named_tensors
 
 # All weights are written again once changes since come to so much of them: a receiver that comes late then
 # reads at most 1.5 times the weights.
@@ -33,7 +34,7 @@ _SHARE_OF_WHOLE = 0.5
 class Publisher:
     """Writes versions of a model's weights to a store, for any number of Followers.
 
-    model: a module, also under FSDP2 or DDP, or a dict of tensors by name.
+    model: a module, also under FSDP2 or DDP, a dict of tensors by name, or a function that returns one.
     store: a path, or an address that fsspec knows. One sender at a time writes to it, or one group of ranks.
     group: the ranks that hold shards, or tensors that others have not, as stages and experts; all of them
     make a Publisher and call publish(). None: this process alone.
@@ -48,7 +49,7 @@ class Publisher:
 
     def __init__(
         self,
-        model: torch.nn.Module | Tensors,
+        model: Model,
         store: str | os.PathLike[str],
         group: dist.ProcessGroup | None = None,
         *,
@@ -66,8 +67,8 @@ class Publisher:
         model = _with_others(model, group, buffers, timeout_s)
         self._quantized: Quantized | None = None
         if quantize is not None:
-            model = self._quantized = Quantized(model, buffers, quantize, dtype)
-            dtype = None
+            self._quantized = Quantized(model, buffers, quantize)
+            model = self._quantized.tensors
         self._sync = WeightSync(
             model,
             group,
@@ -82,8 +83,7 @@ class Publisher:
         self._token = secrets.token_hex(4)
         self._store: stores.Store | None = None
         self._manifest: Manifest | None = None
-        self._manifests: list[str] = []  # that are in the store, as far as this sender knows
-        self._is_swept, self._needs_whole, self._is_refused = False, False, False
+        self._needs_whole, self._is_refused = False, False
 
         def look() -> bytes:
             self._store = stores.open_store(store)
@@ -189,41 +189,32 @@ class Publisher:
         self._sweep(manifest)
 
     def _sweep(self, manifest: Manifest) -> None:
-        """Removes files that the manifest has no more. The first time these are also what an earlier sender
-        has left: it cannot publish this version any more. What cannot be removed is removed by the next."""
+        """Removes files that the manifest has no more, and what senders before have left. What cannot be
+        removed is removed by the next."""
         assert self._store is not None
         try:
-            if self._is_swept and self._manifest is not None:
-                gone = self._manifest.files() - manifest.files()
-                names = stores.manifests([*self._manifests, manifest.name])
-            else:
-                there = self._store.names()
-                names = stores.manifests(there)
-                gone = {name for name in there if name.startswith(("whole-", "changes-"))} - manifest.files()
-            self._manifests = names[-2:]  # a receiver may just have seen the one before
-            for name in (*sorted(gone), *names[:-2]):
-                self._store.remove(name)
-            self._is_swept = True
+            there = self._store.names()
+            # a receiver may just have seen the manifest before
+            kept = {*manifest.files(), *stores.manifests(there)[-2:]}
+            for name in sorted(set(there) - kept):
+                # a sender that takes this one for dead may be writing the next
+                if (version := stores.version_of(name)) is not None and version <= manifest.version:
+                    self._store.remove(name)
         except Exception as problem:
-            self._is_swept = False
             say(f"files of old versions of weights stay in the store: {problem}")
 
 
 def _with_others(
-    model: torch.nn.Module | Tensors, group: dist.ProcessGroup | None, buffers: bool, timeout_s: float | None
-) -> torch.nn.Module | Tensors:
+    model: Model, group: dist.ProcessGroup | None, buffers: bool, timeout_s: float | None
+) -> Model:
     """Returns the model, and of tensors that other ranks alone have nothing. Collective."""
     if group is None:
         return model
-    failure, named = None, {}
-    try:
+    named: Tensors = {}
+    with contextlib.suppress(Exception):  # WeightSync raises it on all ranks
         named = named_tensors(model, buffers)
-    except Exception as problem:  # WeightSync raises it on all ranks
-        failure = problem
     mine = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in named.items()}
     patience = datetime.timedelta(seconds=timeout_of(group) if timeout_s is None else timeout_s)
     everyone = share(group, mine, patience)
-    absent = {name: form for theirs in everyone for name, form in theirs.items() if name not in mine}
-    if failure is not None or not absent:
-        return model
-    return {**named, **{name: Parts(shape, dtype) for name, (shape, dtype) in absent.items()}}
+    absent = {name: Parts(*form) for theirs in everyone for name, form in theirs.items() if name not in mine}
+    return (lambda: {**named_tensors(model, buffers), **absent}) if absent else model

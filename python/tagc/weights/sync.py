@@ -29,6 +29,7 @@ from tagc.weights.tensors import (
     Box,
     Entry,
     Memory,
+    Model,
     Parts,
     Tensors,
     entries_of,
@@ -60,9 +61,10 @@ class Sent(NamedTuple):
 class WeightSync:
     """Sends the weights of a model after every step: exactly, and only what changed.
 
-    model: a module, also under FSDP2 or DDP, or a dict of tensors by name, of which some may be Parts of
-    others. Receivers need the same names, shapes and dtypes, and may be sharded otherwise or not at all.
-    Tied tensors travel once, under the first name; no others may overlap in memory.
+    model: a module, also under FSDP2 or DDP, a dict of tensors by name, of which some may be Parts of
+    others, or a function that returns one. Receivers need the same names, shapes and dtypes, and may be
+    sharded otherwise or not at all. Tied tensors travel once, under the first name; no others may overlap in
+    memory.
     group: of senders and receivers. source: the rank of it that sends, or the ranks: under FSDP2 all that
     hold shards. None: this process alone, which calls encode() or apply().
     dtype: in which floating-point parameters travel, for senders that train in another, such as
@@ -79,7 +81,7 @@ class WeightSync:
 
     def __init__(
         self,
-        model: torch.nn.Module | Tensors,
+        model: Model,
         group: dist.ProcessGroup | None = None,
         source: int | Sequence[int] = 0,
         *,
@@ -178,12 +180,7 @@ class WeightSync:
     def agreed(self, call: Callable[[], _R]) -> list[_R]:
         """Returns what the call returns on each sender. If it fails on one, all raise the same Error.
         Collective over the senders; what is returned is to be small."""
-        result: _R | None = None
-        failure: Exception | None = None
-        try:
-            result = call()
-        except Exception as problem:
-            failure = problem
+        result, failure = _attempt(call)
         if self._links is None or len(self._senders) == 1:
             if isinstance(failure, OSError):
                 raise Error("transport", str(failure)) from failure
@@ -221,8 +218,7 @@ class WeightSync:
         self._targets()
         if not buffers:
             raise Error("argument", "apply() got no buffer")
-        parts = [frames.read(buffer, self._entries, self._fingerprint) for buffer in buffers]
-        frames.check_parts(parts, self._entries)
+        parts = self._parts_in(buffers)
         self._check_version(parts[0])
         altered = self._altered(parts)
         if altered is not None:
@@ -245,8 +241,7 @@ class WeightSync:
             held.setdefault(index, []).append((box, tensor))
         run = version = 0
         for buffers in versions:
-            parts = [frames.read(buffer, self._entries, self._fingerprint) for buffer in buffers]
-            frames.check_parts(parts, self._entries)
+            parts = self._parts_in(buffers)
             if not (parts[0].is_whole or (parts[0].run, parts[0].base) == (run, version)):
                 raise Error("state", f"version {parts[0].version} does not follow version {version}")
             self._map(
@@ -285,14 +280,9 @@ class WeightSync:
 
     def _exchange(self, call: str, is_mine: bool) -> int:
         """is_mine: whether that call is this rank's."""
-        failure: Exception | None = None
-        try:
-            self._require(call, self._group is not None and is_mine)
-        except Error as problem:
-            if self._group is None:
-                raise
-            failure = problem
-        assert self._links is not None
+        if self._links is None:
+            raise Error("state", f"{call}() needs a group: WeightSync(model, group)")
+        _, failure = _attempt(lambda: self._require(call, is_mine))
         self._links.await_calls()
         states = self._share((self._run, self._version, self._has_base(), _words(failure)))
         base = states[self._senders[0]][:2]
@@ -316,13 +306,14 @@ class WeightSync:
         if behind:
             whole, received, _ = self._pass_on(True, sorted(behind))
             made, parts = made or whole, parts or received
-        try:
+
+        def move_on() -> None:
             if parts:
                 self._apply(parts)
             if made is not None:
                 self._commit(made)
-        except Exception as problem:
-            failure = problem
+
+        _, failure = _attempt(move_on)
         self._share((None, _words(failure)))
         return self._version
 
@@ -331,7 +322,7 @@ class WeightSync:
         receivers what they got, which has been checked; and the receivers that something else has altered.
         Collective; all ranks raise the same Error."""
         assert self._links is not None
-        made, failure = self._attempt(whole) if self._is_sender() else (None, None)
+        made, failure = _attempt(lambda: self._encode(whole)) if self._is_sender() else (None, None)
         mine_whole = None if made is None else b"".join(made.frame)
         lengths = self._share((len(mine_whole or b""), _words(failure)))
         buffers = []
@@ -340,14 +331,14 @@ class WeightSync:
             buffers.append(self._links.move(sender, to, mine, lengths[sender][0]))
         parts: list[Frame] = []
         altered = None
+
+        def check() -> str | None:
+            parts.extend(self._parts_in(buffers))
+            self._targets()
+            return self._altered(parts)
+
         if self._rank in to:
-            try:
-                parts = [frames.read(buffer, self._entries, self._fingerprint) for buffer in buffers]
-                frames.check_parts(parts, self._entries)
-                self._targets()
-                altered = self._altered(parts)
-            except Exception as problem:
-                failure = problem
+            altered, failure = _attempt(check)
         found = self._share((altered, _words(failure)))
         if altered is not None:
             warnings.warn(f"tagc: {altered}; it gets all weights", stacklevel=4)
@@ -401,12 +392,6 @@ class WeightSync:
     def _has_base(self) -> bool:
         """Returns whether this rank has a copy of all that receivers have from it."""
         return self._version > 0 and len(self._base) == len(self._mine)
-
-    def _attempt(self, whole: bool) -> tuple[_Made | None, Exception | None]:
-        try:
-            return self._encode(whole), None
-        except Exception as problem:
-            return None, problem
 
     def _encode(self, whole: bool) -> _Made:
         tensors = self._tensors()
@@ -487,6 +472,12 @@ class WeightSync:
                 f"{entry.name} has several elements in the same memory (strides {target.stride()}): "
                 "receivers must be able to write each",
             )
+
+    def _parts_in(self, buffers: Sequence[Any]) -> list[Frame]:
+        """Returns the frames in the buffers of one version, one of each sender, after all checks of them."""
+        parts = [frames.read(buffer, self._entries, self._fingerprint) for buffer in buffers]
+        frames.check_parts(parts, self._entries)
+        return parts
 
     def _check_version(self, part: Frame) -> None:
         """Raises an Error that names the gap, unless the frame fits the weights here."""
@@ -579,8 +570,6 @@ class WeightSync:
     def _require(self, call: str, holds: bool) -> None:
         if holds:
             return
-        if self._group is None:
-            raise Error("state", f"{call}() needs a group: WeightSync(model, group)")
         role = "sends" if self._is_sender() else "receives"
         raise Error("state", f"{call}() on rank {self._rank}, which {role}: source is {self._senders}")
 
@@ -614,6 +603,14 @@ class _Made(NamedTuple):
     frame: list[Any]  # of buffers
     pieces: list[Piece]
     sent: Sent
+
+
+def _attempt(call: Callable[[], _R]) -> tuple[_R | None, Exception | None]:
+    """Returns what the call returns, and why it did not."""
+    try:
+        return call(), None
+    except Exception as problem:
+        return None, problem
 
 
 def _checked(everyone: list[Any]) -> list[Any]:

@@ -136,6 +136,23 @@ def test_a_sender_that_starts_again_goes_on(tmp_path):
     refused(lambda: Publisher({"a": torch.ones(3)}, tmp_path), "mismatch", "the senders have a [300, 40]")
 
 
+def test_files_that_no_manifest_names_go_once_their_version_is_there(tmp_path):
+    """Those of a sender that died, and not those that another one may be writing for the next version."""
+    here, sender, there, receiver = pair(tmp_path)
+    for _ in range(3):
+        publish(here, sender)
+    dead, next_one, mine = (f"{kind}-{n:010d}-0-of-1-00000000" for kind, n in (
+        ("changes", 2), ("whole", 5), ("notes", 1)
+    ))  # fmt: skip
+    for name in (dead, next_one, mine):
+        (tmp_path / name).write_bytes(b"")
+    publish(here, sender)
+    assert {next_one, mine} <= set(os.listdir(tmp_path)) and not (tmp_path / dead).exists()
+    publish(here, sender)
+    assert (tmp_path / mine).exists() and not (tmp_path / next_one).exists()
+    assert receiver.update() == 5 and Weights.digest(there.tensors) == Weights.right(5)
+
+
 def test_a_store_of_another_run_is_read_as_a_whole(tmp_path):
     here, sender, there, receiver = pair(tmp_path)
     for _ in range(3):
