@@ -43,6 +43,8 @@ class Publisher:
     quantize: what receivers have instead of matrices: a Recipe, such as quantize.fp8_in_blocks(), or a
     function of a tensor's name and the whole tensor, which returns tensors by name, or None for one that
     stays. Weights travel quantised, with their scales; dtype then is that of the others.
+    by_magnitude: True if no receiver is sharded, as by tensor parallelism: changes then take 10 to 25 % fewer
+    bytes. A receiver that holds a part of a tensor refuses such.
     dtype, buffers, check_every, threads, timeout_s: as those of WeightSync.
 
     Where the store has versions of these tensors, this goes on behind them. Collective over the group."""
@@ -58,6 +60,7 @@ class Publisher:
         quantize: Recipe | Function | None = None,
         dtype: torch.dtype | None = None,
         buffers: bool = False,
+        by_magnitude: bool = False,
         check_every: int = 16,
         threads: int = 1,
         timeout_s: float | None = None,
@@ -75,6 +78,7 @@ class Publisher:
             range(size),
             dtype=dtype,
             buffers=buffers,
+            by_magnitude=by_magnitude,
             check_every=check_every,
             threads=threads,
             timeout_s=timeout_s,
@@ -83,7 +87,7 @@ class Publisher:
         self._token = secrets.token_hex(4)
         self._store: stores.Store | None = None
         self._manifest: Manifest | None = None
-        self._needs_whole, self._is_refused = False, False
+        self._is_refused = False
 
         def look() -> bytes:
             self._store = stores.open_store(store)
@@ -93,7 +97,8 @@ class Publisher:
         text = self._sync.agreed(look)[0]
         if text:
             self._manifest = Manifest.of("the manifest of rank 0", text)
-        self._sync.agreed(lambda: self._resume(state))
+        has_base = all(self._sync.agreed(lambda: self._resume(state)))
+        self._needs_whole = not has_base
 
     @property
     def version(self) -> int:
@@ -130,15 +135,17 @@ class Publisher:
 
     # ---- at the start ----
 
-    def _resume(self, state: dict[str, int] | None) -> None:
+    def _resume(self, state: dict[str, int] | None) -> bool:
+        """Goes on behind what the store has. Returns whether this rank has a copy of what receivers have: not
+        if changes are by magnitude, and were divided otherwise among the ranks."""
         assert self._store is not None
-        if self._manifest is not None:
-            for_all = self._manifest.path(0, 0, self._manifest.version)
+        newest = self._manifest
+        if newest is not None:
+            for_all = newest.path(0, 0, newest.version)
             self._sync.go_on(fetch(self._store, [one], None)[0] for one in for_all)
         if state is not None:
             self._sync.begin_behind(int(state["run"]), int(state["version"]))
-        at = self._manifest.version if self._manifest is not None else 0
-        self._needs_whole = self.version == 0 or self.version != at
+        return self._sync.has_base() and newest is not None and self.version == newest.version
 
     # ---- a version ----
 

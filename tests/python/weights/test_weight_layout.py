@@ -220,14 +220,12 @@ def placed(whole, case):
     """Returns a layer's experts, of which this rank has a part."""
     shape, names, placements = PLACED[case]
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
-    layer = nn.ModuleDict({"experts": Experts(whole)})
-    for name, p in list(layer["experts"].named_parameters()):
+    layer = Experts(whole)
+    for name, p in list(layer.named_parameters()):
         at = mesh["experts"] if placements is None else mesh
         shard = distribute_tensor(p.detach(), at, placements or (Shard(0),))
-        setattr(layer["experts"], name, nn.Parameter(shard, requires_grad=False))
-    if placements is None:
-        fully_shard(layer, mesh=mesh["data"])
-    return layer["experts"]
+        setattr(layer, name, nn.Parameter(shard, requires_grad=False))
+    return layer if placements is not None else fully_shard(layer, mesh=mesh["data"])
 
 
 def step_of_experts(trained, whole):
@@ -274,9 +272,9 @@ def test_ranks_with_experts_of_their_own_send_a_checkpoint(tmp_path):
 
 
 def test_experts_in_another_form_are_named():
-    of_gpt_oss = {"experts.gate_up_proj": torch.ones(2, 8, 12), "experts.down_proj": torch.ones(2, 6, 8)}
-    refused(lambda: experts(of_gpt_oss), "unsupported", "experts is of (2, 8, 12) and (2, 6, 8): no experts")
-    refused(lambda: experts({"experts.down_proj": torch.ones(2, 6, 8)}), "unsupported", "experts is of ()")
+    of_gpt_oss = {"a.experts.gate_up_proj": torch.ones(2, 8, 12), "a.experts.down_proj": torch.ones(2, 6, 8)}
+    refused(lambda: experts(of_gpt_oss), "unsupported", "a.experts is of (2, 8, 12) and (2, 6, 8): no")
+    refused(lambda: experts({"a.experts.down_proj": torch.ones(2, 6, 8)}), "unsupported", "a.experts is of ()")
 
 
 def test_what_megatron_has_not_is_named():

@@ -44,7 +44,7 @@ class StoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self._address, self._wait_s = store, wait_s
         self._copies = Copies()
         self._follower = Follower(self._copies, store, folder=folder, threads=threads)
-        self._publisher = WholePublisher(store, keep=keep, threads=threads)
+        self._publisher = WholePublisher(store, by_magnitude=True, keep=keep, threads=threads)
         self._is_sender, self._version = is_master, 0
 
     def prepare(self) -> dict[str, Any]:

@@ -103,8 +103,8 @@ class StoreWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
 
 @dataclass
 class StoreTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
-    """group: of all ranks of the trainer, which have shards each; None: this rank alone. quantize, dtype: as
-    those of Publisher. lora_scale: sends one adapter of PEFT alone, named by adapter, and tells the workers
+    """group: of all ranks of the trainer, which have shards each; None: this rank alone. quantize, dtype,
+    by_magnitude: as those of Publisher. lora_scale: sends one adapter of PEFT alone, named by adapter, and tells the workers
     its scale (lora_alpha / r)."""
 
     backend: ClassVar[str] = "tagc"
@@ -113,6 +113,7 @@ class StoreTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
     group: Any = None
     dtype: torch.dtype | None = None
     quantize: Any = None
+    by_magnitude: bool = False
     keep: int = 32
     threads: int = 1
     lora_scale: float | None = None
@@ -140,6 +141,7 @@ class StoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: ig
             init_info.group,
             quantize=init_info.quantize,
             dtype=init_info.dtype,
+            by_magnitude=init_info.by_magnitude or is_adapter,  # workers have all of an adapter
             keep=init_info.keep,
             threads=init_info.threads,
         )

@@ -19,10 +19,12 @@ class WholePublisher:
         store: str,
         tensors: Callable[[Tensors], Tensors] = lambda held: held,
         *,
+        by_magnitude: bool = False,
         keep: int = 32,
         threads: int = 1,
     ) -> None:
-        self._store, self._keep, self._threads, self._tensors = store, keep, threads, tensors
+        self._store, self._tensors = store, tensors
+        self._options = {"by_magnitude": by_magnitude, "keep": keep, "threads": threads}
         self._held: dict[str, torch.Tensor] = {}
         self._publisher: Publisher | None = None
 
@@ -39,9 +41,7 @@ class WholePublisher:
             else:
                 self._held[name] = tensor.detach().to("cpu", copy=True).contiguous()
         if self._publisher is None:
-            self._publisher = Publisher(
-                lambda: self._tensors(self._held), self._store, keep=self._keep, threads=self._threads
-            )
+            self._publisher = Publisher(lambda: self._tensors(self._held), self._store, **self._options)
         self._publisher.publish()
         assert self._publisher.last is not None
         return self._publisher.last
