@@ -70,7 +70,8 @@ def of_step(before, after, random):
         k = int(changed.sum())
         sums["n"] += changed.numel()
         sums["k"] += k
-        sums["bytes"] += len(frame.encode(old, new)[0])
+        sums["bytes"] += len(frame.encode(old, new, by_magnitude=True)[0])
+        sums["bytes by place"] += len(frame.encode(old, new)[0])
         if not k:
             continue
         n_columns = old.shape[-1] if old.ndim > 1 else old.numel()
@@ -94,7 +95,7 @@ def of_step(before, after, random):
         found.append(moves)
         signs.append((moves[1:].sign() == moves[:-1].sign()).double().sum())
     n, k = sums.pop("n"), sums.pop("k")
-    n_bytes = sums.pop("bytes")
+    n_bytes, n_by_place = sums.pop("bytes"), sums.pop("bytes by place")
     moves = torch.cat(found)
     return {
         "share": k / n,
@@ -104,6 +105,7 @@ def of_step(before, after, random):
         "sizes": entropy(moves.abs()),
         "same sign as the one before": float(sum(signs)) / k,
         "libtagc": 8 * n_bytes / k,
+        "libtagc by place": 8 * n_by_place / k,
     }
 
 

@@ -165,8 +165,7 @@ static size_t encode_segment(const tagc_changes_kernels *kernels, size_t width, 
     }
     s->classes.n = 1;
     s->of[0].n = s->n_items;
-    if (by_magnitude)
-        tagc_classes_choose(width, before, r->bits, s->n, 8 * ROW, &s->classes, s->of);
+    if (by_magnitude) tagc_classes_choose(width, before, r->bits, s->n, 8 * ROW, &s->classes, s->of);
     share_out(s, r);
     tagc_classes_split(kernels->classes, width, &s->classes, before, r->bits, s->n, s->of);
     for (int c = 0; c < s->classes.n; at += s->of[c++].n) {

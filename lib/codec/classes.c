@@ -45,8 +45,8 @@ INLINE void scalar_masks(size_t width, const uint8_t *values, size_t n_words, co
 }
 
 #define AT_LEAST(level, features)                                                                            \
-    features static void level##_at_least(                                                                   \
-        size_t width, const uint8_t *values, size_t n_words, const tagc_classes *classes, uint64_t *masks) { \
+    features static void level##_at_least(size_t width, const uint8_t *values, size_t n_words,               \
+                                          const tagc_classes *classes, uint64_t *masks) {                    \
         if (width == 1)                                                                                      \
             level##_masks(1, values, n_words, classes, masks);                                               \
         else if (width == 2)                                                                                 \
@@ -141,8 +141,7 @@ static const tagc_classes_kernels avx512_kernels = {"avx512", avx512_at_least};
 #elif defined(__aarch64__)
 /* Bytes that are all ones where 16 magnitudes are at least `least`. */
 NEON uint8x16_t neon_at_least16(size_t width, const uint8_t *from, uint32_t least) {
-    if (width == 1)
-        return vcgeq_u8(vandq_u8(vld1q_u8(from), vdupq_n_u8(0x7f)), vdupq_n_u8((uint8_t)least));
+    if (width == 1) return vcgeq_u8(vandq_u8(vld1q_u8(from), vdupq_n_u8(0x7f)), vdupq_n_u8((uint8_t)least));
     uint32x4_t above[4];
     for (size_t i = 0; i < width; i++) {
         uint8x16_t values = vld1q_u8(from + 16 * i);

@@ -100,9 +100,10 @@ NEON uint8x16_t neon_differ16(size_t width, const uint8_t *a, const uint8_t *b) 
     uint32x4_t same[4];
     for (size_t i = 0; i < width; i++) {
         uint8x16_t left = vld1q_u8(a + 16 * i), right = vld1q_u8(b + 16 * i);
-        same[i] = width == 2 ? vreinterpretq_u32_u16(
-                                   vceqq_u16(vreinterpretq_u16_u8(left), vreinterpretq_u16_u8(right)))
-                             : vceqq_u32(vreinterpretq_u32_u8(left), vreinterpretq_u32_u8(right));
+        same[i] =
+            width == 2
+                ? vreinterpretq_u32_u16(vceqq_u16(vreinterpretq_u16_u8(left), vreinterpretq_u16_u8(right)))
+                : vceqq_u32(vreinterpretq_u32_u8(left), vreinterpretq_u32_u8(right));
     }
     return vmvnq_u8(width == 2 ? neon_narrow16(vreinterpretq_u16_u32(same[0]), vreinterpretq_u16_u32(same[1]))
                                : neon_narrow32(same));
@@ -111,7 +112,8 @@ NEON uint8x16_t neon_differ16(size_t width, const uint8_t *a, const uint8_t *b) 
 NEON void neon_differ_as(size_t width, const uint8_t *a, const uint8_t *b, size_t n_words, uint8_t *bits) {
     for (size_t w = 0; w < n_words; w++, a += 64 * width, b += 64 * width) {
         uint8x16_t bytes[4];
-        for (size_t i = 0; i < 4; i++) bytes[i] = neon_differ16(width, a + 16 * width * i, b + 16 * width * i);
+        for (size_t i = 0; i < 4; i++)
+            bytes[i] = neon_differ16(width, a + 16 * width * i, b + 16 * width * i);
         tagc_store_word(bits + 8 * w, neon_word_of(bytes));
     }
 }

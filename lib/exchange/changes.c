@@ -46,7 +46,8 @@ static tagc_status check_room(int element_bytes, const void *after, uint64_t n_e
 
 /* *n_body becomes SIZE_MAX if a segment has more than most_items changes. */
 static tagc_status encode_body(int element_bytes, const void *before, const void *after, uint64_t n_elems,
-                               int by_magnitude, size_t most_items, uint8_t *body, size_t *n_body, uint64_t *n_changes) {
+                               int by_magnitude, size_t most_items, uint8_t *body, size_t *n_body,
+                               uint64_t *n_changes) {
     void *scratch;
     tagc_changes_kernels kernels = tagc_changes_best();
     size_t n_scratch = before ? tagc_changes_scratch_bytes((size_t)n_elems, most_items) : 0;
@@ -58,13 +59,15 @@ static tagc_status encode_body(int element_bytes, const void *before, const void
 }
 
 tagc_status tagc_changes_encode(int element_bytes, const void *before, const void *after, uint64_t n_elems,
-                                int by_magnitude, void *message, uint64_t max_bytes, uint64_t *n_bytes, uint64_t *n_changes) {
+                                int by_magnitude, void *message, uint64_t max_bytes, uint64_t *n_bytes,
+                                uint64_t *n_changes) {
     uint64_t n_changed;
     size_t n_body = SIZE_MAX, most = n_elems < TAGC_CHANGES_SEGMENT ? (size_t)n_elems : TAGC_CHANGES_SEGMENT;
     TAGC_TRY(check_room(element_bytes, after, n_elems, message, max_bytes, n_bytes));
     uint8_t *body = (uint8_t *)message + TAGC_WIRE_HEADER_BYTES;
     for (size_t few = FEW; n_body == SIZE_MAX; few /= 4)
-        TAGC_TRY(encode_body(element_bytes, before, after, n_elems, by_magnitude, most / few, body, &n_body, &n_changed));
+        TAGC_TRY(encode_body(element_bytes, before, after, n_elems, by_magnitude, most / few, body, &n_body,
+                             &n_changed));
     tagc_wire_header header = {.kind = TAGC_WIRE_CHANGES,
                                .coding = before != NULL,
                                .k = (uint32_t)element_bytes,

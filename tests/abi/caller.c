@@ -137,7 +137,8 @@ static void encode_changes(void) {
     REQUIRE(tagc_changes_encode(4, before, after, SHARD, 0, message, sizeof message, &n_bytes, &n_changes) ==
             TAGC_OK);
     REQUIRE(n_changes == 1 && n_bytes < sizeof message);
-    REQUIRE(tagc_changes_check(4, message, n_bytes, SHARD, &form) == TAGC_OK && form == TAGC_CHANGES_BY_PLACE);
+    REQUIRE(tagc_changes_check(4, message, n_bytes, SHARD, &form) == TAGC_OK &&
+            form == TAGC_CHANGES_BY_PLACE);
     REQUIRE(tagc_changes_apply(4, message, n_bytes, back, SHARD) == TAGC_OK);
     REQUIRE(memcmp(after, back, sizeof back) == 0);
 }

@@ -345,8 +345,8 @@ TEST(test_arguments) {
             TAGC_ERR_ARGUMENT, "after is NULL");
     refused(tagc_changes_encode(2, values, values, 4, 1, NULL, sizeof message, &n_bytes, NULL),
             TAGC_ERR_ARGUMENT, "message is NULL");
-    refused(tagc_changes_encode(2, values, values, 4, 1, message, sizeof message, NULL, NULL), TAGC_ERR_ARGUMENT,
-            "n_bytes is NULL");
+    refused(tagc_changes_encode(2, values, values, 4, 1, message, sizeof message, NULL, NULL),
+            TAGC_ERR_ARGUMENT, "n_bytes is NULL");
     refused(tagc_changes_encode(2, values, values, 4, 1, message, sizeof message - 1, &n_bytes, NULL),
             TAGC_ERR_ARGUMENT, "max_bytes is 79, a message of 4 elements may need 80");
     refused(tagc_changes_check(2, NULL, sizeof message, 4, NULL), TAGC_ERR_ARGUMENT, "message is NULL");

@@ -151,9 +151,7 @@ def words_of(dtype: torch.dtype, numel: int) -> tuple[int, int]:
     return width, numel * (dtype.itemsize // width)
 
 
-def encode(
-    before: torch.Tensor | None, after: torch.Tensor, by_magnitude: bool = False
-) -> tuple[bytes, int]:
+def encode(before: torch.Tensor | None, after: torch.Tensor, by_magnitude: bool = False) -> tuple[bytes, int]:
     """Returns the message that turns `before`, or anything if it is None, into `after`, and how many
     elements differ: all if it is None. Both are contiguous and in CPU memory. by_magnitude: for receivers
     that have all of `before`."""
@@ -180,7 +178,7 @@ def encode(
     return room[: n_bytes.value].tobytes(), n_differ if before is not None else after.numel()
 
 
-def _check(piece: Piece, dtype: torch.dtype, is_whole: bool) -> Piece:
+def check(piece: Piece, dtype: torch.dtype, is_whole: bool) -> Piece:
     """Raises an Error unless apply() takes the message."""
     form = ctypes.c_int()
     width, n = words_of(dtype, piece.box.numel())
@@ -250,7 +248,7 @@ def read(buffer: Any, entries: Sequence[Entry], fingerprint: int) -> Frame:
     if theirs != fingerprint:
         raise Error("mismatch", _difference(text, entries, theirs, fingerprint))
     _check_boxes(frame.pieces, entries)
-    pieces = [_check(piece, entries[piece.entry].dtype, frame.is_whole) for piece in frame.pieces]
+    pieces = [check(piece, entries[piece.entry].dtype, frame.is_whole) for piece in frame.pieces]
     return frame._replace(pieces=pieces)
 
 

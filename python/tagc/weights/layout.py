@@ -120,9 +120,7 @@ def _addresses(tensors: Tensors) -> list[int]:
     return [held.data_ptr() for tensor in tensors.values() for held in memories(tensor)]
 
 
-def by_name(
-    model: Model, names: Callable[[str], str | None] | None, buffers: bool
-) -> Layout:
+def by_name(model: Model, names: Callable[[str], str | None] | None, buffers: bool) -> Layout:
     """Returns the layout of a model that has whole tensors, or DTensors. names: returns the model's name for
     one of the store, or None for a tensor that the model is not to get."""
 

@@ -274,7 +274,9 @@ def test_ranks_with_experts_of_their_own_send_a_checkpoint(tmp_path):
 def test_experts_in_another_form_are_named():
     of_gpt_oss = {"a.experts.gate_up_proj": torch.ones(2, 8, 12), "a.experts.down_proj": torch.ones(2, 6, 8)}
     refused(lambda: experts(of_gpt_oss), "unsupported", "a.experts is of (2, 8, 12) and (2, 6, 8): no")
-    refused(lambda: experts({"a.experts.down_proj": torch.ones(2, 6, 8)}), "unsupported", "a.experts is of ()")
+    refused(
+        lambda: experts({"a.experts.down_proj": torch.ones(2, 6, 8)}), "unsupported", "a.experts is of ()"
+    )
 
 
 def test_what_megatron_has_not_is_named():

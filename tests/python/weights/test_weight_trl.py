@@ -50,8 +50,11 @@ def server_of(model, calls):
 
 def test_trl_sends_versions_to_a_server(tmp_path):
     """The interface that AsyncGRPOTrainer calls, in its order; experts as transformers has them."""
+    import accelerate
+
     from tagc.weights.engines.trl import StoreWeightTransfer
 
+    accelerate.PartialState(cpu=True)  # as every trainer makes one; trl's client writes to its log
     weights, generator = fake_engine.checkpoint(), torch.Generator().manual_seed(1)
     model, right, calls = fake_engine.Model(), fake_engine.Model(), []
     server = server_of(model, calls)

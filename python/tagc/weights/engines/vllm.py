@@ -158,9 +158,7 @@ class StoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: ig
             self.client.finish_weight_update(str(version))
 
 
-def _pieces(
-    source: Any, rank: int, name_of: Callable[[str], str | None]
-) -> dict[str, torch.Tensor | Parts]:
+def _pieces(source: Any, rank: int, name_of: Callable[[str], str | None]) -> dict[str, torch.Tensor | Parts]:
     """Returns what this rank owns of a WeightSource: its pieces, or where the source has none, whole tensors.
     A pass over the source, which all ranks make. name_of: returns the name of a tensor in the store; None
     leaves it out."""
