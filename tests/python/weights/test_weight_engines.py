@@ -1,6 +1,6 @@
 """Adapters of engines, against stand-ins of the engines' interfaces as vLLM 0.33, SGLang 0.5.23 and verl
-0.9.1 have them: the same calls in the same order, with the same refusals. Where verl is installed, also against
-its own classes, and test_weight_vllm does that with vLLM's."""
+0.9.1 have them: the same calls in the same order, with the same refusals. Where verl is installed, also
+against its own classes, and test_weight_vllm does that with vLLM's."""
 
 import asyncio
 import dataclasses

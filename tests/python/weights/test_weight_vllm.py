@@ -1,5 +1,6 @@
-"""vLLM's own factories, base classes, source and configuration, where vLLM is installed: its modules of weight
-transfer need no GPU. test_weight_engines has what surrounds them. Workers have a fake engine's model."""
+"""vLLM's own factories, base classes, source and configuration, where vLLM is installed: its modules of
+weight transfer need no GPU. test_weight_engines has what surrounds them. Workers have a fake engine's
+model."""
 
 import types
 

@@ -104,8 +104,8 @@ class StoreWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
 @dataclass
 class StoreTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
     """group: of all ranks of the trainer, which have shards each; None: this rank alone. quantize, dtype,
-    by_magnitude: as those of Publisher. lora_scale: sends one adapter of PEFT alone, named by adapter, and tells the workers
-    its scale (lora_alpha / r)."""
+    by_magnitude: as those of Publisher. lora_scale: sends one adapter of PEFT alone, named by adapter, and
+    tells the workers its scale (lora_alpha / r)."""
 
     backend: ClassVar[str] = "tagc"
 
