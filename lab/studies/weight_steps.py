@@ -8,8 +8,8 @@ Three models train in fp32 with AdamW, and their weights travel as bf16: a GPT t
 rewarded, by GRPO, after it has learnt to write; the same with experts; and all-MiniLM-L6-v2, which goes on as
 a masked language model. Each entropy is the mean over the changes of a step of what a code needs that knows
 the share of changes in each group: in an expert's matrix, in the rows of a tensor, or among weights of one
-exponent, which a receiver knows, too. That code is not told for nothing, and of few weights any share seems to
-be known. So each is given beside that of as many changes at random places."""
+exponent, which a receiver knows, too. That code is not told for nothing, and of few weights any share seems
+to be known. So each is given beside that of as many changes at random places."""
 
 import argparse
 import collections
