@@ -181,7 +181,8 @@ def _offsets(about: Any, rank: int) -> tuple[int, ...]:
     """Returns the first index that an owner has of each dimension."""
     if about.placements is None:
         return (0,) * len(about.shape)
-    coordinate, at = [], about.owners.index(rank)
+    coordinate: list[int] = []
+    at = about.owners.index(rank)
     for n in reversed(about.mesh_shape):
         at, number = divmod(at, n)
         coordinate.insert(0, number)

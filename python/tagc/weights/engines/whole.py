@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 
@@ -23,8 +24,14 @@ class WholePublisher:
         keep: int = 32,
         threads: int = 1,
     ) -> None:
-        self._store, self._tensors = store, tensors
-        self._options = {"by_magnitude": by_magnitude, "keep": keep, "threads": threads}
+        self._make = partial(
+            Publisher,
+            lambda: tensors(self._held),
+            store,
+            by_magnitude=by_magnitude,
+            keep=keep,
+            threads=threads,
+        )
         self._held: dict[str, torch.Tensor] = {}
         self._publisher: Publisher | None = None
 
@@ -41,7 +48,7 @@ class WholePublisher:
             else:
                 self._held[name] = tensor.detach().to("cpu", copy=True).contiguous()
         if self._publisher is None:
-            self._publisher = Publisher(lambda: self._tensors(self._held), self._store, **self._options)
+            self._publisher = self._make()
         self._publisher.publish()
         assert self._publisher.last is not None
         return self._publisher.last
