@@ -4,6 +4,8 @@ both. Torch's own in bf16 against tagc's, in one run, in turn, over hosts with s
     sudo $(scripts/python.sh find) lab/studies/tokens_bench.py --rates 100mbit 1gbit
     ... --ranks-per-host 2            # two levels
 
+"fp8" rounds whole blocks of 128 to e4m3 by torch, on the processor, and sends bytes by torch's own.
+
 Routing is uneven: shares of experts fall like 1 / rank, other ones each step. Nothing is computed, so the
 ratio of seconds is the most that a model can gain. bytes: through rank 0's host's card, of all its ranks."""
 
@@ -23,6 +25,7 @@ from torch_bench import bytes_sent
 
 ARMS = {
     "bf16": None,  # torch's own
+    "fp8": None,  # torch's own, of blocks in fp8
     "whole": {"forward": "whole", "backward": "whole"},  # tagc's connections alone
     "8/8": {},
     "8/4": {"backward": "int4"},
@@ -42,29 +45,51 @@ def counts_of(step, args, world_size):
     return counts
 
 
-class Torch:
+FP8_BLOCK, FP8_MOST = 128, 448.0  # values of a scale; the largest of e4m3
+
+
+def fp8_encoded(x):
+    """(n, C) -> (n, C + C / 32) bytes: values, then a scale in fp32 for each block of a row, whose length is
+    that of a narrow row at most."""
+    blocks = x.float().unflatten(1, (-1, min(FP8_BLOCK, x.shape[1])))
+    scales = blocks.abs().amax(2, keepdim=True).clamp(min=1e-30) / FP8_MOST
+    values = (blocks / scales).to(torch.float8_e4m3fn)
+    return torch.cat([values.flatten(1).view(torch.uint8), scales.flatten(1).view(torch.uint8)], 1)
+
+
+def fp8_decoded(message, width, dtype):
+    values, scales = message.split([width, message.shape[1] - width], 1)
+    values = values.contiguous().view(torch.float8_e4m3fn).float().unflatten(1, (-1, min(FP8_BLOCK, width)))
+    return (values * scales.contiguous().view(torch.float32)[:, :, None]).flatten(1).to(dtype)
+
+
+def fp8_rounded(x):
+    return fp8_decoded(fp8_encoded(x), x.shape[1], x.dtype)
+
+
+class Torch(torch.autograd.Function):
     """Torch's own; it has none in bf16 by gloo, so bytes travel."""
 
-    def __call__(self, x, received, sent):
-        return _Bytes.apply(x, received, sent)
-
-
-class _Bytes(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, received, sent):
-        ctx.splits = received, sent
-        return _move(x, received, sent)
+    def forward(ctx, x, received, sent, is_fp8):
+        ctx.call = received, sent, is_fp8
+        return _move(x, received, sent, is_fp8)
 
     @staticmethod
     def backward(ctx, gradient):
-        received, sent = ctx.splits
-        return _move(gradient, sent, received), None, None
+        received, sent, is_fp8 = ctx.call
+        return _move(gradient, sent, received, is_fp8), None, None, None
 
 
-def _move(x, received, sent):
-    output = x.new_empty(sum(received), x.shape[1])
-    dist.all_to_all_single(output.view(torch.uint8), x.contiguous().view(torch.uint8), received, sent)
-    return output
+def _move(x, received, sent, is_fp8):
+    rows = fp8_encoded(x) if is_fp8 else x.contiguous().view(torch.uint8)
+    output = rows.new_empty(sum(received), rows.shape[1])
+    dist.all_to_all_single(output, rows, received, sent)
+    return fp8_decoded(output, x.shape[1], x.dtype) if is_fp8 else output.view(x.dtype)
+
+
+def torchs(is_fp8):
+    return lambda x, received, sent: Torch.apply(x, received, sent, is_fp8)
 
 
 def run(args):
@@ -77,7 +102,7 @@ def run(args):
     exchanges, comms = {}, []
     for name, options in ARMS.items():
         if options is None:
-            exchanges[name] = [Torch(), Torch()]
+            exchanges[name] = [torchs(name == "fp8")] * 2
             continue
         comm = Collectives(hosts=n_hosts if args.ranks_per_host > 1 else None, **options)
         comms.append(comm)

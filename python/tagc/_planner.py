@@ -82,6 +82,26 @@ def codec_ns(values: str, sparsity: float, threads: int = 1) -> float:
     return ns.value
 
 
+def blocks_ns(values: str) -> float:
+    """Returns nanoseconds per value of tagc.blocks on one thread, encoded and decoded."""
+    ns = c_double()
+    status = _load().tagc_plan_blocks_codec(lib.FORMATS[values], byref(ns))
+    _check(status, f"no codec of blocks could be measured with values {values}")
+    return ns.value
+
+
+def tokens(forward: str, backward: str, **numbers: Any) -> declared.TokensReply:
+    """Returns what all-to-alls of experts take, by torch and by tagc. numbers: the other fields of
+    tagc_tokens_question (planning/sizes/tokens.h)."""
+    question = declared.TokensQuestion(struct_bytes=sizeof(declared.TokensQuestion), block=64)
+    formats = {"forward": lib.FORMATS[forward], "backward": lib.FORMATS[backward]}
+    for name, value in (formats | numbers).items():
+        setattr(question, name, value)
+    reply = declared.TokensReply(struct_bytes=sizeof(declared.TokensReply))
+    _check(_load().tagc_plan_tokens(byref(question), byref(reply)), reply.why.decode(errors="replace"))
+    return reply
+
+
 def gather_ns(parameters: str, threads: int = 1) -> float:
     """Returns nanoseconds per element of a gather in that format, without a network."""
     ns = c_double()
@@ -132,6 +152,7 @@ def ask_mesh(gather: str, values: str, forward: str, backward: str, **numbers: A
     fields of tagc_mesh_question and tagc_mesh_model (planning/mesh/mesh.h)."""
     model = MeshModel(**{name: numbers.pop(name) for name, *_ in MeshModel._fields_})
     formats = {name: lib.FORMATS[text] for name, text in (("forward", forward), ("backward", backward))}
+    formats |= dict.fromkeys(("token_forward", "token_backward"), lib.FORMATS["bf16"])
     given = {"gather": GATHER_KINDS[gather], "format": lib.FORMATS[values], "block": 64} | formats | numbers
     question = declared.MeshQuestion(struct_bytes=sizeof(declared.MeshQuestion), model=model, **given)
     reply = declared.MeshReply(struct_bytes=sizeof(declared.MeshReply))

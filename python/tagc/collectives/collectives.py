@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -379,22 +379,16 @@ class Collectives:
             if runners.staging is not None and (why := runners.staging.why_host) is not None:
                 self._state.say_once(f"tagc: compressed on the host: {why}")
 
-            def run() -> torch.Tensor:
-                with torch.no_grad():
-                    try:
-                        if is_alone:
-                            self._name_of(call)
-                            copy(call)
-                        else:
-                            self._run(call)
-                            if self._is_in_caller and not runners.is_on_device(call.source):
-                                self._passes.synchronize()
-                    except BaseException as failure:
-                        self._passes.give_up()  # the step, as all ranks do
-                        work.fail(failure)
-                work.over.set()
-                return call.target
+            def exchange() -> None:
+                if is_alone:
+                    self._name_of(call)
+                    copy(call)
+                else:
+                    self._run(call)
+                    if self._is_in_caller and not runners.is_on_device(call.source):
+                        self._passes.synchronize()
 
+            run = self._task(work, exchange, call.target)
             if is_on_host and not self._is_in_caller and not is_alone:
                 self._last = work.future = runner.future(run)
                 return work
@@ -406,6 +400,21 @@ class Collectives:
                 is_awaited = not self._hosts.is_flat or what == "all_gather" or call.key is None
                 work.future = runner.future(run, is_awaited)
             return work
+
+    def _task(self, work: Work, run: Callable[[], None], target: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Returns a call with its end, whether it fails or not."""
+
+        def task() -> torch.Tensor:
+            with torch.no_grad():
+                try:
+                    run()
+                except BaseException as failure:
+                    self._passes.give_up()  # the step, as all ranks do
+                    work.fail(failure)
+            work.over.set()
+            return target
+
+        return task
 
     def _check_open(self, what: str) -> None:
         if self.is_closed:
@@ -429,17 +438,7 @@ class Collectives:
             self._check_open("all_to_all")
             call = self._token_call(output, input, output_splits, input_splits, key, is_backward)
             work = Work(output, self._failed)
-
-            def run() -> torch.Tensor:
-                with torch.no_grad():
-                    try:
-                        self._tokens.run(call)
-                    except BaseException as failure:
-                        self._passes.give_up()  # the step, as all ranks do
-                        work.fail(failure)
-                work.over.set()
-                return call.output
-
+            run = self._task(work, functools.partial(self._tokens.run, call), call.output)
             if call.input.device.type == "cpu" and self._tokens.n_ranks > 1:
                 self._last = work.future = self._passes.runners.host.future(run)
                 return work
@@ -463,8 +462,8 @@ class Collectives:
             source, target = flat(input), flat(output)
         except Error as problem:
             failure = problem
-        seed = self._keys.seed_of_tokens(name) if is_backward else 0
-        return TokenCall(name, source, target, sends, receives, values, is_backward, seed, failure)
+        seed = self._keys.seed_of_tokens(name) if is_backward else None
+        return TokenCall(name, source, target, sends, receives, values, seed, failure)
 
     def _drain(self) -> None:
         """Waits for the calls in the runner's thread."""
