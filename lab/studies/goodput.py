@@ -55,6 +55,7 @@ def arguments():
         default=1.5,
         help="seconds of silence after which torchft leaves a site out (1.5)",
     )
+    add("--patience", type=float, default=4.0, help="seconds until an exchange with a silent site fails (4)")
     add("--seed", type=int, default=1, help="of the faults (1)")
     add("--out", type=pathlib.Path, help="rows, a line of JSON for each, added to")
     return parser.parse_args()
@@ -98,7 +99,7 @@ def site(args, way, name, folder):
     trained = Trained(folder / f"site{name}.jsonl", args.rows * POSITIONS)
     inner.register_step_post_hook(trained.step)  # before an exchange, which is a hook, too
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    second = datetime.timedelta(seconds=1)
+    patience = datetime.timedelta(seconds=args.patience)
 
     def load(state):
         model.load_state_dict(state["model"])
@@ -106,7 +107,7 @@ def site(args, way, name, folder):
         trained.lose()
 
     manager = torchft.Manager(
-        pg=torchft.ProcessGroupGloo(timeout=4 * second),
+        pg=torchft.ProcessGroupGloo(timeout=patience),
         load_state_dict=load,
         state_dict=lambda: {"model": model.state_dict(), "optimizer": inner.state_dict()},
         min_replica_size=1,
@@ -116,9 +117,9 @@ def site(args, way, name, folder):
         store_addr="127.0.0.1",
         store_port=store.port,
         replica_id=f"site_{name}",
-        timeout=8 * second,
-        quorum_timeout=60 * second,
-        connect_timeout=8 * second,
+        timeout=2 * patience,
+        quorum_timeout=15 * patience,
+        connect_timeout=2 * patience,
         use_async_quorum=way == "every step",
     )
     wrapped, optimizer, exchanges = model, inner, manager.current_step
@@ -126,9 +127,10 @@ def site(args, way, name, folder):
         wrapped = torchft.DistributedDataParallel(manager, model)
         optimizer = torchft.Optimizer(manager, inner)
     elif way == "local steps":
-        options = {"every": args.steps_between, "layers": "all", "timeout_s": 4, "verbose": False}
+        options = {"every": args.steps_between, "layers": "all", "verbose": False}
+        options["timeout_s"] = args.patience
         handle = LocalSteps(model, inner, manager=Sites(manager), **options)
-        exchanges = lambda: handle.n_exchanges  # noqa: E731
+        exchanges = lambda: handle.n_exchanges
     else:
         outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
         DiLoCo(manager, [model], inner, outer, args.steps_between, pin_memory=False).__enter__()
@@ -265,7 +267,7 @@ def run(args, way, faults, folder):
 
 def main():
     args = arguments()
-    import torchft.local_sgd  # noqa: F401, forked sites have it
+    import torchft.local_sgd  # noqa: F401 (forked sites have it)
 
     import tagc.quorum  # noqa: F401
 

@@ -126,9 +126,7 @@ def done(args):
 
 
 def table(rows):
-    print(
-        "| H | learning rate | arm | seed | bits per parameter and exchange | loss | beside averaging in fp32 |"
-    )
+    print("| H | learning rate | arm | seed | bits per exchange | loss | beside fp32 |")
     print("|---:|---:|---|---:|---:|---:|---:|")
     for key in sorted(rows, key=lambda key: (key[:3], list(ARMS).index(key[3]))):
         every, lr, seed, arm, *rest = key

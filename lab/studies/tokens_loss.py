@@ -5,9 +5,10 @@ feed-forwards are experts, half of them on each host.
     python lab/studies/tokens_loss.py --results rows.jsonl --table
 
 Both hosts, with one rank each, are simulated in one process, where what crosses passes libtagc's codec. It
-gets the bits that `Collectives.tokens()` gives two processes; lab/tests/test_studies.py compares them. Tokens are bf16 in every arm, and all else is fp32. Batches and first
-weights of a seed are the same in all arms. "bf16, nudged" differs from "bf16" by weights nudged by 1e-6 of
-their size: so far apart do equal runs end. "fp8" has blocks of 128 with a scale in fp32, e4m3 both ways."""
+gets the bits that `Collectives.tokens()` gives two processes; lab/tests/test_studies.py compares them. Tokens
+are bf16 in every arm, and all else is fp32. Batches and first weights of a seed are the same in all arms.
+"bf16, nudged" differs from "bf16" by weights nudged by 1e-6 of their size: so far apart do equal runs end.
+"fp8" has blocks of a row, 128 values at most, with a scale in fp32, and e4m3 both ways."""
 
 import argparse
 import json

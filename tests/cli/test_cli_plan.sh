@@ -109,6 +109,6 @@ for line in """
     else:
         assert a[0] == 2 and a[2][0].startswith("tagc: "), a
         n_bad += 1
-assert (n_good, n_bad) == (8, 22), (n_good, n_bad)
+assert (n_good, n_bad) == (9, 23), (n_good, n_bad)
 EOP
 echo "one plan, by two commands"

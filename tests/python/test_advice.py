@@ -800,7 +800,9 @@ def test_the_command_counts_tokens_of_experts():
         )
         takes = [choices.seconds_text(seconds) for seconds in (forecast.comm_s[1], forecast.comm_s[0])]
         assert f"takes {takes[0]} of a step, torch's own all-to-all {takes[1]}" in said, (takes, said)
-        assert (forecast.verdict == 0) == (choice == "compress")
+        assert lib.verdict(*(0.5 + s for s in forecast.comm_s)) == (
+            "pays" if choice == "compress" else "costs"
+        )
     doubted = command._of_tokens(asked, 4, 2, command.Link(1e-3, 1e7, 3.0), 2.0)
     assert "no verdict: " in doubted
 
