@@ -19,6 +19,8 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "lab" / "studies"), str(ROOT / "lab" / "hosts")]
+os.environ.setdefault("TAGC_LIBRARY", str(ROOT / "build" / "libtagc.so"))
+
 import torch
 import torch.distributed as dist
 from torch_bench import bytes_sent
@@ -92,6 +94,34 @@ def torchs(is_fp8):
     return lambda x, received, sent: Torch.apply(x, received, sent, is_fp8)
 
 
+def planned_s(args, world_size, name):
+    """Returns the seconds that `tagc plan` forecasts for an arm, with the codec of this processor."""
+    from tagc import _planner as planner
+
+    options = {"forward": "int8", "backward": "int8"} | (ARMS[name] or {})
+    formats = ["bf16" if values == "whole" else values for values in options.values()]
+    codec_s = [0.0 if values == "bf16" else 1e-9 * planner.blocks_ns(values) for values in formats]
+    bits_per_s = float(args.rate.removesuffix("mbit").removesuffix("gbit")) * (
+        1e9 if "gbit" in args.rate else 1e6
+    )
+    reply = planner.tokens(
+        *formats,
+        world_size=world_size,
+        ranks_per_host=args.ranks_per_host,
+        n_experts=args.experts,
+        n_active=args.top_k,
+        n_tokens=args.tokens,
+        width=args.width,
+        element_bytes=2,
+        n_forward=2,
+        n_backward=2,
+        codec_s=tuple(codec_s),
+        latency_s=1e-4,
+        bytes_per_s=bits_per_s / 8 * 1448 / 1538 / args.ranks_per_host,
+    )
+    return reply.comm_s[ARMS[name] is not None]
+
+
 def run(args):
     from tagc.collectives import Collectives
 
@@ -135,6 +165,7 @@ def run(args):
                 f"{name:5} {1e3 * statistics.median(seconds):8.1f} ms ({1e3 * min(seconds):.1f} to "
                 f"{1e3 * max(seconds):.1f})   {statistics.median(faster):.2f} times as fast "
                 f"({min(faster):.2f} to {max(faster):.2f}), {statistics.median(fewer):.2f} times fewer bytes"
+                + ("" if name == "fp8" else f"; planned {1e3 * planned_s(args, world_size, name):.1f} ms")
             )
     for comm in comms:
         comm.close()

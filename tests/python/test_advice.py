@@ -775,7 +775,9 @@ def test_the_command_counts_tokens_of_experts():
     """Over all ranks, as the plan does; off where the codec takes longer than the link."""
     from tagc.commands import advise as command
 
-    asked = command.parser().parse_args(["--params=350m", "--experts=8", "--step-s=0.5", "--tokens=4096"])
+    asked = command.parser().parse_args(["--params=350m", "--experts=8", "--step-s=0.5"])
+    same = command.parser().parse_args(["--params=350m", "--experts-per-token=2", "--tokens=2048"])
+    assert (asked.experts_per_token, asked.tokens) == (same.experts_per_token, same.tokens)
     for codec_ns, bytes_per_s, choice in ((2.0, 1e7, "compress"), (50.0, 1e10, "off")):
         link = command.Link(1e-3, bytes_per_s, 1.0)
         said = command._of_tokens(asked, 4, 2, link, codec_ns)
@@ -788,7 +790,7 @@ def test_the_command_counts_tokens_of_experts():
             ranks_per_host=2,
             n_experts=8,
             n_active=2,
-            n_tokens=4096,
+            n_tokens=2048,
             width=width,
             element_bytes=2,
             n_forward=2 * layers,

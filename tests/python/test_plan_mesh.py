@@ -627,13 +627,13 @@ def test_the_guide_shows_what_its_command_prints(capsys):
     """Line by line, in the order in which the command prints them."""
     page = (pathlib.Path(__file__).resolve().parents[2] / "docs/guide/does-it-pay.md").read_text()
     page = page[page.index("## On a mesh") : page.index("## Draw")]
-    command, *blocks = re.findall(r"^```\n(.*?)^```$", page, re.S | re.M)
+    command, *blocks, of_tokens, tokens = re.findall(r"^```\n(.*?)^```$", page, re.S | re.M)
     words = command.split()[4:]
     elsewhere = re.search(r"`--hosts (\d+) --gpus-per-host (\d+)`", page)
     other = list(words)
     other[other.index("--hosts") + 1], other[other.index("--gpus-per-host") + 1] = elsewhere.groups()
     assert len(blocks) == 2 and command.startswith("python -m tagc plan ")
-    for block, given in zip(blocks, (words, other)):
+    for block, given in zip([*blocks, tokens], (words, other, of_tokens.split()[4:])):
         printed = iter(line.rstrip() for line in tagc(capsys, 0, *given).splitlines())
         for line in block.splitlines():
             assert line in printed, f"not printed there: {line}"
