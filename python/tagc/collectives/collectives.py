@@ -389,16 +389,11 @@ class Collectives:
                         self._passes.synchronize()
 
             run = self._task(work, exchange, call.target)
-            if is_on_host and not self._is_in_caller and not is_alone:
-                self._last = work.future = runner.future(run)
-                return work
-            self._drain()
             if is_on_host or is_alone:
-                work.future = Future()
-                work.future.set_result(run())
-            else:
-                is_awaited = not self._hosts.is_flat or what == "all_gather" or call.key is None
-                work.future = runner.future(run, is_awaited)
+                return self._start(work, run, not self._is_in_caller and not is_alone)
+            self._drain()
+            is_awaited = not self._hosts.is_flat or what == "all_gather" or call.key is None
+            work.future = runner.future(run, is_awaited)
             return work
 
     def _task(self, work: Work, run: Callable[[], None], target: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -415,6 +410,16 @@ class Collectives:
             return target
 
         return task
+
+    def _start(self, work: Work, run: Callable[[], torch.Tensor], is_in_thread: bool) -> Work:
+        """Runs a call in the runner's thread, in its turn, or here."""
+        if is_in_thread:
+            self._last = work.future = self._passes.runners.host.future(run)
+            return work
+        self._drain()
+        work.future = Future()
+        work.future.set_result(run())
+        return work
 
     def _check_open(self, what: str) -> None:
         if self.is_closed:
@@ -439,13 +444,7 @@ class Collectives:
             call = self._token_call(output, input, output_splits, input_splits, key, is_backward)
             work = Work(output, self._failed)
             run = self._task(work, functools.partial(self._tokens.run, call), call.output)
-            if call.input.device.type == "cpu" and self._tokens.n_ranks > 1:
-                self._last = work.future = self._passes.runners.host.future(run)
-                return work
-            self._drain()
-            work.future = Future()
-            work.future.set_result(run())
-            return work
+            return self._start(work, run, call.input.device.type == "cpu" and self._tokens.n_ranks > 1)
 
     def _token_call(
         self, output: Any, input: Any, output_splits: Any, input_splits: Any, key: Any, is_backward: bool

@@ -59,16 +59,18 @@ class CompressedExperts(ParallelStyle):
         known = {number for _, hooks in internals.hooks_of(module) for number in hooks}
         # a copy is of this layer alone: it keeps the splits between dispatch and combine
         made: nn.Module = copy.copy(self.style)._apply(module, device_mesh)
-        n_hooks = 0
-        for what, hooks in internals.hooks_of(made):
-            for number in hooks.keys() - known:
-                move = _Move(self.comm.tokens(f"{key} {what}"), group.group_name)
-                hooks[number] = functools.partial(_inside, move, hooks[number])
-                n_hooks += 1
-        if not n_hooks:
+        found = [
+            (what, hooks, number)
+            for what, hooks in internals.hooks_of(made)
+            for number in hooks.keys() - known
+        ]
+        if not found:
             raise Error(
                 "unsupported", f"{type(self.style).__name__} adds no hooks, by which tokens could travel"
             )
+        for what, hooks, number in found:
+            move = _Move(self.comm.tokens(f"{key} {what}"), group.group_name)
+            hooks[number] = functools.partial(_inside, move, hooks[number])
         return made
 
 
@@ -81,7 +83,9 @@ class _Move(TorchFunctionMode):
         self.exchange, self.group_name = exchange, group_name
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if internals.moves_rows(function) and args[3] == self.group_name and args[0].is_floating_point():
+        # with autograd or without, by the release of torch
+        moves = "all_to_all_single" in str(function) and args[3] == self.group_name
+        if moves and args[0].is_floating_point():
             return self.exchange(*args[:3])
         return function(*args, **(kwargs or {}))
 
