@@ -46,7 +46,6 @@ static tagc_status find_codec_s(tagc_cluster *c, double codec_s[2]) {
             TAGC_TRY(tagc_plan_blocks_codec(formats[i], &ns));
         codec_s[i] = 1e-9 * ns;
     }
-    c->codec_threads = 1;
     if (c->is_measured) c->codec_ns = 1e9 * (codec_s[0] + codec_s[1]) / 2;
     return TAGC_OK;
 }

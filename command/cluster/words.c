@@ -27,7 +27,7 @@ static const tagc_option rows[] = {
     INT("gpus-per-host", gpus_per_host, 1, 64, NULL, "1", "ranks on each host"),
     INT("ranks-per-host", gpus_per_host, 1, 64, NULL, "1", "the same as --gpus-per-host"),
     TEXT(NULL, "link", link, NULL, "1gbit,10gbit,25gbit", "RATES", "rates of a host's network card"),
-    TEXT(NULL, "latency", latency, NULL, "50us", "TIME", "between hosts, one way; on a mesh of --expert-parallel alone"),
+    TEXT(NULL, "latency", latency, NULL, "50us", "TIME", "between hosts, one way; on a mesh only for --expert-parallel"),
     TEXT(NULL, "host-link", host_link, NULL, "800gbit", "RATE", "between the GPUs of a host; not on a mesh"),
     REAL("tflops", tflops, 0.001, 1e5, NULL, "150",
          "what a GPU reaches in training, often 40 % of what its data sheet says"),
@@ -38,8 +38,8 @@ static const tagc_option rows[] = {
     INT("accumulate", accumulate, 1, 65536, NULL, "1",
         "micro-steps of a step, of which the last one exchanges gradients; not on a mesh"),
     REAL("codec-ns", codec_ns, 0, 1e6, "measured=-1", "measured",
-         "nanoseconds that the codec takes per element; measured: here, on the threads that compress() takes; on a mesh of"
-         " tokens of --expert-parallel, on one thread"),
+         "nanoseconds that the codec takes per element; measured: here, on the threads that compress() takes; on a mesh only for"
+         " --expert-parallel, on one thread"),
     CHOICE("codec", codec, "device|host", "device", "where tagc compresses, and so has residuals and buffers: tagc.Options(codec=)"),
     TEXT(NULL, "json", json, NULL, NULL, "FILE", "file for the plan, too; - prints nothing else"),
 

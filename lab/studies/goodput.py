@@ -239,11 +239,11 @@ def run(args, way, faults, folder):
     folder.mkdir()
     sites = Sites(args, way, folder)
     try:
-        limit = time.monotonic() + 120
+        limit = time.monotonic() + 300
         while not all(any(note["tokens"] for note in notes) for notes in sites.notes()):
             sites.look_after()
             if time.monotonic() > limit:
-                raise SystemExit(f"goodput: {way}: not all sites have trained within two minutes: {folder}")
+                raise SystemExit(f"goodput: {way}: not all sites have trained within five minutes: {folder}")
             time.sleep(0.1)
         begin, left = time.monotonic(), list(faults)
         while time.monotonic() < begin + args.seconds:

@@ -274,7 +274,7 @@ tagc_status tagc_mesh_plan_add_tokens(const tagc_mesh_question *q, double latenc
     int near = q->ranks_per_host / q->n_tensor;
     near = near < 1 ? 1 : near < q->n_expert ? near : q->n_expert;
     if (!(plan->any.legs[TAGC_MESH_LEG_EXPERT].between > 0)) return TAGC_OK;
-    int n_layers = m->n_layer / q->n_pipeline * q->n_micro_batches;
+    double n_layers = (double)(m->n_layer / q->n_pipeline) * q->n_micro_batches;
     tagc_tokens_question ask = {.struct_bytes = sizeof ask,
                                 .world_size = q->n_expert,
                                 .ranks_per_host = near,

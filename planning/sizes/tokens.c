@@ -24,8 +24,8 @@ static tagc_status check(const tagc_tokens_question *q) {
     if (q->width < 1 || (q->element_bytes != 2 && q->element_bytes != 4))
         return tagc_fail(TAGC_ERR_ARGUMENT, "width is %d of %d bytes each, allowed: 1 or more of 2 or 4",
                          q->width, q->element_bytes);
-    if (q->n_forward < 0 || q->n_backward < 0)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "calls are %d and %d, allowed: 0 or more", q->n_forward,
+    if (!(q->n_forward >= 0) || !(q->n_backward >= 0))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "calls are %g and %g, allowed: 0 or more", q->n_forward,
                          q->n_backward);
     if (!(q->latency_s >= 0) || !(q->bytes_per_s > 0))
         return tagc_fail(TAGC_ERR_ARGUMENT, "latency_s is %g and bytes_per_s %g, allowed: 0 or more, above 0",
@@ -45,7 +45,7 @@ static void answer(const tagc_tokens_question *q, tagc_tokens_reply *out) {
     double n_far = n_values * (q->world_size - per_host), whole = n_far * q->element_bytes;
     double torch_rate = q->torch_bytes_per_s > 0 ? q->torch_bytes_per_s : q->bytes_per_s;
     for (int i = 0; n_hosts > 1 && i < 2; i++) {
-        int n_calls = i == 0 ? q->n_forward : q->n_backward;
+        double n_calls = i == 0 ? q->n_forward : q->n_backward;
         double n_bytes = tagc_plan_all_to_all_bytes(i == 0 ? q->forward : q->backward, q->block,
                                                     q->element_bytes, n_values, n_hosts, per_host);
         out->host_bytes[0] += n_calls * per_host * whole;

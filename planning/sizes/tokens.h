@@ -13,11 +13,10 @@ typedef struct tagc_tokens_question {
     int n_experts, n_active;        /* of a layer; that a token goes to */
     double n_tokens;                /* of a rank and call, [1, 2^32] */
     int width, element_bytes;       /* values of a token; 2: bf16, 4: fp32 */
-    int n_forward,
-        n_backward; /* all-to-alls of a step each way: 2 of a layer, 4 forward where it is recomputed */
-    int forward, backward;         /* tagc_format: BF16 (whole), INT8 or INT4 */
-    int block;                     /* values of a scale */
-    double codec_s[2];             /* per value that crosses, encoded and decoded: forward, backward */
+    double n_forward, n_backward; /* all-to-alls of a step: 2 of a layer; forward 4, where it is recomputed */
+    int forward, backward;        /* tagc_format: BF16 (whole), INT8 or INT4 */
+    int block;                    /* values of a scale */
+    double codec_s[2];            /* per value that crosses, encoded and decoded: forward, backward */
     double latency_s, bytes_per_s; /* of a message between hosts; what a rank sends, all at once */
     double torch_bytes_per_s;      /* in torch's own all-to-all; 0: the same */
     double compute_s;              /* of a step; 0: not known, and communication alone is compared */

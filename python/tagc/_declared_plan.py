@@ -59,7 +59,7 @@ class TokensQuestion(Structure):
     _fields_ = [
         ("struct_bytes", c_size_t), ("world_size", c_int), ("ranks_per_host", c_int), ("n_experts", c_int),
         ("n_active", c_int), ("n_tokens", c_double), ("width", c_int), ("element_bytes", c_int),
-        ("n_forward", c_int), ("n_backward", c_int), ("forward", c_int), ("backward", c_int),
+        ("n_forward", c_double), ("n_backward", c_double), ("forward", c_int), ("backward", c_int),
         ("block", c_int), ("codec_s", c_double * 2), ("latency_s", c_double), ("bytes_per_s", c_double),
         ("torch_bytes_per_s", c_double), ("compute_s", c_double),
     ]
