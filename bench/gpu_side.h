@@ -44,7 +44,7 @@ static inline void *gpu_side_main(void *queue) {
 static inline void gpu_side_open(gpu_side *s, const char *library) {
     expect(tagc_device_open("cuda", library, 0, &s->device), "device");
     expect(tagc_kernels_open(s->device, &s->kernels), "kernels");
-    expect(tagc_queue_create_on(s->kernels, 2, &s->queue), "queue");
+    expect(tagc_queue_create(s->device, s->kernels, 2, &s->queue), "queue");
     expect(tagc_device_check(
                s->device,
                s->device->runtime.StreamCreateWithPriority(&s->stream, TAGC_STREAM_NON_BLOCKING, 0),

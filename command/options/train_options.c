@@ -307,9 +307,8 @@ static void resolve(void *values) {
     tagc_train_fsdp(options, &engine);
     if (options->min_lr < 0) options->min_lr = fmin(6e-5, options->lr);
     options->gentle = engine.gentle ? 1 : 2;
-    tagc_reducer_options direct; /* for other exchanges, too: a fork may choose it */
-    tagc_reducer_options_init(&direct);
-    tagc_reducer_options_resolve(&direct);
+    tagc_schedule_options direct; /* for other exchanges, too: a fork may choose it */
+    tagc_schedule_options_init(&direct);
     if (options->values == TAGC_TRAIN_AUTO_VALUES) options->values = direct.format;
     if (options->exchange != TAGC_TRAIN_DENSE) options->sparsity = engine.reducer.sparsity;
     if (options->sparsity == -1) options->sparsity = direct.sparsity;

@@ -36,9 +36,6 @@ typedef struct tagc_tokens_info {
 
 const char *tagc_tokens_format_name(int format); /* "tagc", "raw16", "llmc"; "?" for others */
 
-/* Maps the file and checks its header against its size; in our own format also its checksum (one read of the whole file).
- * Failures name the file, the field, its value and what is allowed. */
-tagc_status tagc_tokens_open(const char *path, tagc_tokens **out);
 void tagc_tokens_close(tagc_tokens *tokens); /* accepts NULL */
 void tagc_tokens_get_info(const tagc_tokens *tokens, tagc_tokens_info *out);
 const char *tagc_tokens_path(const tagc_tokens *tokens); /* a file, or the folder or pattern of the shards */
@@ -49,8 +46,6 @@ uint64_t tagc_tokens_n(const tagc_tokens *tokens);
  * file of other text has another one. Of shards: a hash of theirs, in order. */
 uint64_t tagc_tokens_fingerprint(const tagc_tokens *tokens);
 
-uint32_t tagc_tokens_at(const tagc_tokens *tokens, uint64_t index); /* index < n_tokens */
-
 /* out (n) = tokens [first, first + n). A token that is not below vocab_size (1 to 2^31 - 1) is
  * TAGC_ERR_CORRUPT with the file and the byte offset. */
 tagc_status tagc_tokens_read(const tagc_tokens *tokens, uint64_t first, size_t n, uint32_t vocab_size,
@@ -60,7 +55,9 @@ tagc_status tagc_tokens_read(const tagc_tokens *tokens, uint64_t first, size_t n
 
 typedef enum tagc_data_part { TAGC_DATA_TRAIN = 0, TAGC_DATA_VAL = 1 } tagc_data_part;
 
-/* Finds and opens that part of `data`:
+/* Finds that part of `data`, maps its files and checks their headers against their sizes; in our own format also their checksums, which
+ * reads all of them once. Failures name the file, the field, its value and what is allowed.
+ *
  *   a file                        the file
  *   a pattern, as "corpus/t*.bin" all files that match, in byte order of their paths
  *   a folder                      its train.bin or val.bin. If there is none, its shards in byte order of their names: files *.bin

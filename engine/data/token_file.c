@@ -301,10 +301,6 @@ static tagc_status open_shards(const char *name, const char *const *paths, size_
     return TAGC_OK;
 }
 
-tagc_status tagc_tokens_open(const char *path, tagc_tokens **out) {
-    return open_shards(path, &path, 1, out);
-}
-
 void tagc_tokens_close(tagc_tokens *tokens) {
     if (!tokens) return;
     for (size_t i = 0; i < tokens->n_shards; i++) {
@@ -377,11 +373,6 @@ static uint32_t token_at(const token_shard *shard, uint64_t index) {
     default:
         return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
     }
-}
-
-uint32_t tagc_tokens_at(const tagc_tokens *tokens, uint64_t index) {
-    const token_shard *shard = shard_of(tokens, index);
-    return token_at(shard, index - shard->first);
 }
 
 /* n tokens of one shard, from `first` in it on. */

@@ -111,7 +111,7 @@ tagc_status tagc_checkpoint_find(tagc_comm *comm, const char *dir, char *path, s
     if (status == TAGC_OK && tagc_comm_rank(comm) == 0) status = find(dir, own);
     if (status == TAGC_OK && strlen(own) >= n_bytes)
         status = tagc_fail(TAGC_ERR_ARGUMENT, "path has room for %zu bytes, %s needs more", n_bytes, own);
-    status = tagc_agree(comm, status);
+    status = tagc_levels_agree(NULL, comm, status);
     if (status == TAGC_OK)
         status = tagc_comm_all_gather(comm, own, sizeof own, all, (size_t)world_size * sizeof own);
     if (status == TAGC_OK && memchr(all, 0, n_bytes < sizeof own ? n_bytes : sizeof own) == NULL)
@@ -156,5 +156,5 @@ tagc_status tagc_checkpoint_prune(tagc_comm *comm, const char *dir, int n_keep) 
         status = tagc_fail(TAGC_ERR_ARGUMENT, "n_keep is %d, allowed is 1 or more", n_keep);
     else if (tagc_comm_rank(comm) == 0)
         status = prune(dir, n_keep);
-    return tagc_agree(comm, status);
+    return tagc_levels_agree(NULL, comm, status);
 }

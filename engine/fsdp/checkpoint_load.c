@@ -269,7 +269,7 @@ static tagc_status load_checkpoint(tagc_fsdp *fsdp, tagc_comm *comm, const char 
     tagc_load load = {.fsdp = fsdp, .path = path, .forks = forks};
     for (int i = 0; i < N_OPEN; i++) load.open[i] = -1;
     *extra = NULL;
-    tagc_status status = tagc_agree(comm, read_all(&load));
+    tagc_status status = tagc_levels_agree(NULL, comm, read_all(&load));
     if (status == TAGC_OK) status = tagc_fsdp_renew(fsdp);
     if (status == TAGC_OK && !forks && !load.manifest->is_followed) status = tagc_fsdp_stop_following(fsdp);
     if (status == TAGC_OK)
@@ -278,7 +278,7 @@ static tagc_status load_checkpoint(tagc_fsdp *fsdp, tagc_comm *comm, const char 
     if (status == TAGC_OK) {
         status = load_values(&load);
         if (status == TAGC_OK && !forks) status = load_replicas(&load);
-        status = tagc_agree(comm, status); /* one rank alone may fail to read */
+        status = tagc_levels_agree(NULL, comm, status); /* one rank alone may fail to read */
     }
     if (status == TAGC_OK) {
         *step = load.manifest->step;

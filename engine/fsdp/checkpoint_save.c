@@ -185,13 +185,13 @@ static tagc_status publish(tagc_save *save) {
 static tagc_status save_all(tagc_save *save) {
     const tagc_fsdp *f = save->fsdp;
     int first = f->rank == 0;
-    TAGC_TRY(tagc_agree(save->comm, first ? make_partial(save) : TAGC_OK));
+    TAGC_TRY(tagc_levels_agree(NULL, save->comm, first ? make_partial(save) : TAGC_OK));
     tagc_manifest_file file = {0};
-    tagc_status status = tagc_agree(save->comm, write_rank_file(save, &file));
+    tagc_status status = tagc_levels_agree(NULL, save->comm, write_rank_file(save, &file));
     if (status == TAGC_OK)
         status = tagc_comm_all_gather(f->comm, &file, sizeof file, save->manifest->files,
                                       (size_t)f->world_size * sizeof file);
-    if (status == TAGC_OK) status = tagc_agree(save->comm, first ? publish(save) : TAGC_OK);
+    if (status == TAGC_OK) status = tagc_levels_agree(NULL, save->comm, first ? publish(save) : TAGC_OK);
     if (status != TAGC_OK && first) {
         char text[TAGC_ERROR_TEXT_BYTES]; /* keep the text of the first failure */
         snprintf(text, sizeof text, "%s", tagc_last_error());
@@ -216,7 +216,7 @@ tagc_status tagc_checkpoint_save(tagc_fsdp *fsdp, tagc_comm *comm, const char *d
         status = tagc_order_end_gathers(&fsdp->order); /* a replica is saved as the gather leaves it */
         if (status == TAGC_OK) status = describe(save, step, extra);
     }
-    status = tagc_agree(comm, status);
+    status = tagc_levels_agree(NULL, comm, status);
     if (status == TAGC_OK) status = save_all(save);
     if (save != NULL) tagc_manifest_destroy(save->manifest);
     free(save);

@@ -5,6 +5,7 @@
 #include "fsdp/internal.h"
 #include "fsdp/layout.h"
 #include "unit/gather.h"
+#include "unit/options.h"
 #include <math.h>
 #include <stdlib.h>
 
@@ -20,16 +21,12 @@ static int codes_compressed(const tagc_fsdp_options *o) {
            !tagc_reducer_options_are_whole(&o->reducer);
 }
 
-static int is_paper(int exchange) {
-    return exchange == TAGC_EXCHANGE_SKETCH || exchange == TAGC_EXCHANGE_PACKED;
-}
-
 /* Where everything travels whole, there is nothing to encode once per host, and the paper's exchanges have one level. */
 static int adds_in_hosts(const tagc_fsdp_options *o) {
     int exchange = exchange_of_compressed(o);
     int is_direct = codes_compressed(o) || o->mild.exchange == TAGC_EXCHANGE_DIRECT;
     if (o->ranks_per_host == 1) return 0;
-    return o->sharding == TAGC_SHARD_HYBRID || (o->two_level && is_direct && !is_paper(exchange));
+    return o->sharding == TAGC_SHARD_HYBRID || (o->two_level && is_direct && !tagc_is_paper(exchange));
 }
 
 int tagc_fsdp_gathers_in_levels(const tagc_fsdp_options *o) {
@@ -42,72 +39,6 @@ static tagc_reducer_options options_of(const tagc_fsdp *f, int class_) {
     tagc_reducer_options_prune(&o);
     tagc_reducer_options_resolve(&o);
     return o;
-}
-
-int tagc_fsdp_has_levels(const tagc_fsdp *f, const tagc_flat *flat) {
-    if (!f->options.gentle || flat->class_ == TAGC_CLASS_DENSE) return 0;
-    tagc_reducer_options o = options_of(f, flat->class_);
-    return o.exchange == TAGC_EXCHANGE_DIRECT && o.sparsity > 0;
-}
-
-/* Changes the options of a flat's last level into those of its plan. */
-static void plan_options(const tagc_schedule_plan *plan, tagc_reducer_options *options) {
-    options->sparsity = plan->sparsity;
-    options->format = plan->format;
-    if (plan->sparsity == 0)
-        options->result_sparsity = options->result_format = -1; /* those of selected values */
-    if (plan->block > 0 && (options->block == 0 || options->block > plan->block))
-        options->block = plan->block;
-}
-
-/* Between hosts: the options of the flat's class, but for what the engine decides. Fields without a meaning for the exchange get their
- * defaults. */
-static tagc_reducer_options reducer_of(const tagc_fsdp *f, const tagc_flat *flat) {
-    const tagc_fsdp_options *o = &f->options;
-    tagc_reducer_options r = flat->class_ == TAGC_CLASS_COMPRESSED ? o->reducer : o->mild;
-    if (flat->class_ == TAGC_CLASS_DENSE) {
-        tagc_reducer_options_init(&r);
-        tagc_reducer_options_send_whole(&r, o->dense_format);
-    }
-    if (flat->is_followed) plan_options(&flat->plan, &r);
-    r.paper = &o->paper;
-    r.output = o->sharding == TAGC_SHARD_HYBRID || o->sharding == TAGC_SHARD_NONE ? TAGC_OUTPUT_UNIT
-                                                                                  : TAGC_OUTPUT_SHARD;
-    tagc_reducer_options_prune(&r);
-    tagc_reducer_options_resolve(&r);
-    r.tag = (uint64_t)flat->unit;
-    r.op = TAGC_OP_AVG;
-    r.n_threads = o->reducer.n_threads;
-    return r;
-}
-
-/* As tagc_part_options and tagc_part_host_options have it. */
-static void add_up_first(const tagc_fsdp *f, tagc_layout_flat *out) {
-    tagc_reducer_options *r = &out->reducer;
-    out->n_adding = f->options.ranks_per_host;
-    tagc_reducer_options_init(&out->within);
-    tagc_reducer_options_send_whole(&out->within,
-                                    r->format == TAGC_FORMAT_FP32 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16);
-    out->within.n_elems = r->n_elems;
-    out->within.tag = r->tag;
-    out->within.n_threads = r->n_threads;
-    r->n_elems /= (uint64_t)out->n_adding;
-    if (f->world_size == out->n_adding) tagc_reducer_options_send_whole(r, TAGC_FORMAT_FP32);
-}
-
-void tagc_fsdp_describe_exchange(const tagc_fsdp *f, const tagc_flat *flat, tagc_layout_flat *out) {
-    tagc_gatherer_options *g = &out->gatherer;
-    out->reducer = reducer_of(f, flat);
-    out->reducer.n_elems = flat->n_padded;
-    out->n_adding = 1;
-    if (adds_in_hosts(&f->options)) add_up_first(f, out);
-    tagc_gatherer_options_init(g);
-    g->n_elems = flat->n_padded;
-    g->tag = (uint64_t)flat->unit;
-    g->n_threads = (uint64_t)f->options.reducer.n_threads;
-    tagc_gatherer_options_choose(g, f->options.gather);
-    g->check_every = g->delta ? (uint64_t)f->options.gather_check_every : 0;
-    out->has_gatherer = f->options.sharding != TAGC_SHARD_NONE;
 }
 
 /* ---- the model ---- */
@@ -138,18 +69,53 @@ static void model_options(const tagc_fsdp *f, tagc_model_options *m) {
     m->formats.residual = codes_compressed(o) ? o->reducer.residual : o->mild.residual;
     m->n_threads = o->reducer.n_threads;
     m->exchange = exchange;
-    if (is_paper(exchange)) {
+    if (tagc_is_paper(exchange)) {
         m->paper = &o->paper;
         m->formats.residual = -1;
     }
     m->layout.cut = TAGC_CUT_FLAT_ARRAYS;
     if (codes_compressed(o)) {
         m->formats.block = o->reducer.block > 0 ? o->reducer.block : options_of(f, TAGC_CLASS_MILD).block;
-        m->formats.result_sparsity = o->reducer.result_sparsity;
-        m->formats.result = o->reducer.result_format;
+        m->formats.result_sparsity = o->reducer.result.sparsity;
+        m->formats.result = o->reducer.result.format;
     } else if (o->mild.exchange == TAGC_EXCHANGE_DIRECT) {
         m->formats.block = options_of(f, TAGC_CLASS_MILD).block;
     }
+}
+
+int tagc_fsdp_has_levels(const tagc_fsdp *f, const tagc_flat *flat) {
+    tagc_schedule_options schedule;
+    schedule_options(f, 0, &schedule);
+    return tagc_class_has_levels(&schedule, exchange_of_compressed(&f->options), (tagc_class)flat->class_);
+}
+
+void tagc_fsdp_describe_exchange(const tagc_fsdp *f, const tagc_flat *flat, tagc_layout_flat *out) {
+    tagc_gatherer_options *g = &out->gatherer;
+    tagc_schedule_options schedule;
+    tagc_model_options model;
+    tagc_class kind = (tagc_class)flat->class_;
+    out->n_adding = adds_in_hosts(&f->options) ? f->options.ranks_per_host : 1;
+    schedule_options(f, 0, &schedule);
+    model_options(f, &model);
+    const tagc_exchanged what = {
+        .kind = kind,
+        .is_followed = flat->is_followed,
+        .plan = flat->is_followed ? flat->plan : tagc_class_plan(&schedule, model.formats.dense, kind),
+        .n_elems = flat->n_padded / (uint64_t)out->n_adding,
+        .tag = (uint64_t)flat->unit,
+        .n_hosts = f->world_size / out->n_adding,
+        .n_places = out->n_adding};
+    tagc_options_between(&model, &what, &out->reducer);
+    tagc_reducer_options_prune(&out->reducer);
+    tagc_reducer_options_resolve(&out->reducer);
+    tagc_options_within(&model, &what, &out->within);
+    tagc_gatherer_options_init(g);
+    g->n_elems = flat->n_padded;
+    g->tag = (uint64_t)flat->unit;
+    g->n_threads = (uint64_t)f->options.reducer.n_threads;
+    tagc_gatherer_options_choose(g, f->options.gather);
+    g->check_every = g->delta ? (uint64_t)f->options.gather_check_every : 0;
+    out->has_gatherer = f->options.sharding != TAGC_SHARD_NONE;
 }
 
 /* (n_tensors,) and behind them their shapes. */
@@ -177,7 +143,7 @@ static tagc_status make_model(const tagc_fsdp *f, int fresh, tagc_model **out) {
     tagc_schedule_options schedule;
     tagc_model_options options;
     *out = NULL;
-    tagc_status status = tagc_agree(f->comm, describe(f, &tensors));
+    tagc_status status = tagc_levels_agree(NULL, f->comm, describe(f, &tensors));
     if (status == TAGC_OK) {
         schedule_options(f, fresh, &schedule);
         model_options(f, &options);

@@ -52,7 +52,7 @@ static tagc_status check_agreement(tagc_fsdp *f) {
     tagc_status status = TAGC_OK;
     if (texts == NULL)
         status = tagc_fail(TAGC_ERR_MEMORY, "no memory for the options of %d ranks", world_size);
-    status = tagc_agree(f->comm, status);
+    status = tagc_levels_agree(NULL, f->comm, status);
     if (status == TAGC_OK) {
         char *own = texts[world_size];
         tagc_fsdp_options_text(f, own);
@@ -79,7 +79,7 @@ tagc_status tagc_fsdp_create(tagc_comm *comm, const tagc_tensor_info *tensors, i
         f->loss = NAN;
         status = prepare(f, tensors, n_tensors, options);
     }
-    status = tagc_agree(comm, status);
+    status = tagc_levels_agree(NULL, comm, status);
     if (status == TAGC_OK) status = check_agreement(f);
     if (status == TAGC_OK) status = tagc_fsdp_open_exchange(f);
     if (status != TAGC_OK) {
@@ -140,7 +140,7 @@ tagc_status tagc_fsdp_read_tensor(tagc_fsdp *f, int tensor, float *values) {
     tagc_status status = TAGC_OK;
     if (parts == NULL)
         status = tagc_fail(TAGC_ERR_MEMORY, "no memory to read %s", f->tables.tensors[tensor].name);
-    status = tagc_agree(f->comm, status);
+    status = tagc_levels_agree(NULL, f->comm, status);
     if (status == TAGC_OK) {
         float *own = parts + (uint64_t)f->world_size * n_part;
         memset(own, 0, n_part * sizeof *own);

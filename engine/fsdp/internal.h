@@ -38,11 +38,6 @@ struct tagc_fsdp {
     char deferred_text[TAGC_ERROR_TEXT_BYTES];
 };
 
-/* ---- agree.c ---- */
-/* Collective. Each rank passes its status; its text is tagc_last_error. All ranks return the status of the lowest
- * rank that failed, with "rank r: " before its text. */
-tagc_status tagc_agree(tagc_comm *comm, tagc_status status);
-
 /* ---- options.c ---- */
 #define TAGC_OPTIONS_TEXT_BYTES 2048
 tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *options);

@@ -36,6 +36,10 @@ void tagc_fsdp_options_resolve(tagc_fsdp_options *o) {
     tagc_schedule_options schedule;
     tagc_schedule_options_init(&schedule);
     int is_direct = o->policy != TAGC_POLICY_NONE && o->reducer.exchange == TAGC_EXCHANGE_DIRECT;
+    if (o->reducer.exchange == TAGC_EXCHANGE_DIRECT) {
+        if (o->reducer.sparsity == -1) o->reducer.sparsity = schedule.sparsity;
+        if (o->reducer.format == -1) o->reducer.format = schedule.format;
+    }
     tagc_reducer_options_resolve(&o->reducer);
     if (mild->exchange == -1) mild->exchange = is_direct ? TAGC_EXCHANGE_DIRECT : TAGC_NO_MILD;
     if (mild->sparsity == -1)

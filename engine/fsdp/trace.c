@@ -234,7 +234,8 @@ static tagc_status write_all(tagc_trace_writer *w, tagc_comm *comm, trace_text *
     TAGC_TRY(find_zero(w, comm, times));
     tagc_new_file file = {0}; /* of rank 0 */
     uint64_t n_dropped = 0;   /* by all ranks */
-    tagc_status opened = tagc_agree(comm, w->rank == 0 ? tagc_new_file_open(path, &file) : TAGC_OK);
+    tagc_status opened =
+        tagc_levels_agree(NULL, comm, w->rank == 0 ? tagc_new_file_open(path, &file) : TAGC_OK);
     if (opened != TAGC_OK) {
         tagc_new_file_close(&file);
         return opened;
@@ -248,7 +249,7 @@ static tagc_status write_all(tagc_trace_writer *w, tagc_comm *comm, trace_text *
         status = tagc_new_file_commit(&file);
     }
     tagc_new_file_close(&file);
-    return is_sent ? tagc_agree(comm, status) : status;
+    return is_sent ? tagc_levels_agree(NULL, comm, status) : status;
 }
 
 tagc_status tagc_trace_write(tagc_trace *trace, tagc_comm *comm, const char *const *unit_names, int n_units,
@@ -260,7 +261,7 @@ tagc_status tagc_trace_write(tagc_trace *trace, tagc_comm *comm, const char *con
     double(*times)[2] = calloc(n, sizeof *times);
     tagc_status status = TAGC_OK;
     if (pieces == NULL || times == NULL) status = tagc_fail(TAGC_ERR_MEMORY, "no memory to write the trace");
-    status = tagc_agree(comm, status);
+    status = tagc_levels_agree(NULL, comm, status);
     tagc_trace_writer writer = {
         .trace = trace, .unit_names = unit_names, .n_units = n_units, .rank = tagc_comm_rank(comm)};
     if (trace->n_events > 0) qsort(trace->events, trace->n_events, sizeof *trace->events, compare_starts);

@@ -59,8 +59,8 @@ static void set_compressed(const tagc_train_options *options, tagc_reducer_optio
     out->block = (int)options->block;
     out->n_threads = (int)options->codec_threads;
     if (!is_direct) return;
-    out->result_sparsity = options->result_sparsity;
-    out->result_format = options->result_values - 1; /* words are auto, then formats from 0 on */
+    out->result.sparsity = options->result_sparsity;
+    out->result.format = options->result_values - 1; /* words are auto, then formats from 0 on */
     out->residual = residual_formats[options->residual];
 }
 
@@ -68,7 +68,7 @@ static void set_compressed(const tagc_train_options *options, tagc_reducer_optio
 static void set_mild(const tagc_train_options *options, tagc_reducer_options *out) {
     int is_auto = options->mild == TAGC_TRAIN_AUTO_VALUES, is_dense = options->exchange == TAGC_TRAIN_DENSE;
     out->sparsity = options->mild_sparsity;
-    out->result_sparsity = out->result_format = -1;
+    out->result.sparsity = out->result.format = -1;
     if (is_auto) { /* as the engine resolves it; of a run that is dense, nothing is MILD */
         out->exchange = is_dense ? TAGC_NO_MILD : -1;
         out->format = -1;

@@ -2,7 +2,7 @@
  *
  *   tagc_device_open("cuda", NULL, 0, &device);
  *   tagc_kernels_open(device, &kernels);                                          or none: then the processor computes
- *   tagc_queue_create_on(kernels, 2, &queue);                                     and a thread calls tagc_queue_next(queue, ...)
+ *   tagc_queue_create(device, kernels, 2, &queue);                                and a thread calls tagc_queue_next(queue, ...)
  *   tagc_model_create_on(queue, NULL, comm, tensors, n_tensors, &options, &model);
  *   tagc_model_begin_on(model, unit, gradients, n, sums, m, stream, TAGC_WAITS_FOR_RESULT);
  *   tagc_model_end(model, unit, NULL);
@@ -61,12 +61,11 @@ TAGC_API void tagc_device_close(tagc_device *device);
 typedef struct tagc_queue tagc_queue;
 typedef struct tagc_kernels tagc_kernels;
 
-/* n_buffers is in [1, 16]: the number of buffers, pieces of pinned memory that each hold one exchange. With 3, one exchange
+/* kernels: those of the queue's models, on that device; destroy the queue before you close them. NULL: they have none.
+ * n_buffers is in [1, 16]: the number of buffers, pieces of pinned memory that each hold one exchange. With 3, one exchange
  * can be copied to the host, one exchanged and one copied back at the same time. */
-TAGC_API tagc_status tagc_queue_create(tagc_device *device, int n_buffers, tagc_queue **out);
-
-/* Creates one whose models have these kernels. Destroy it before you close them. */
-TAGC_API tagc_status tagc_queue_create_on(tagc_kernels *kernels, int n_buffers, tagc_queue **out);
+TAGC_API tagc_status tagc_queue_create(tagc_device *device, tagc_kernels *kernels, int n_buffers,
+                                       tagc_queue **out);
 
 /* Waits until the input of the next exchange is in host memory. Exchanges come in the order in which they were enqueued.
  * Those of models it runs and finishes itself; for the next one of a job it returns. Only one thread at a time may call it.

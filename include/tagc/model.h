@@ -132,7 +132,7 @@ typedef struct tagc_model_format_options {
     int residual;
     /* As in tagc_reducer_options, for what DIRECT exchanges; a level may ask for smaller blocks. Default 0. */
     int block;
-    /* result_format and result_sparsity of tagc_reducer_options, of the class COMPRESSED while it sends a part of its values.
+    /* `result` of tagc_reducer_options, of the class COMPRESSED while it sends a part of its values.
      * Defaults -1. */
     int result;
     double result_sparsity;
@@ -168,7 +168,7 @@ typedef struct tagc_model_options {
     /* Threads that encode and decode. Results do not depend on it. [1, 256], default 1. */
     int n_threads;
     /* 1: a tensor whose gradient is zero on this rank keeps what is not sent yet, as where sums of tensors that no rank used are
-     * thrown away. Default 0. */
+     * thrown away. With hosts of several ranks, their sum of what this place gets counts. Default 0. */
     int rests;
     /* tagc_reducer_options.tag of unit 0; those after it have the numbers after it. Models whose units are under way at different
      * times share work memory if their tags differ. Default 0. */

@@ -271,13 +271,24 @@ typedef enum tagc_output {
  * Roundings of different ranks, steps and reducers are independent. Exceptions: a block whose largest value is below 127
  * (INT4: 7) times 2^-126 arrives as zeros, and a value within 2 % (INT4: 13 %) of the largest fp32 may arrive smaller.
  *
- * `format` and `result_format` are INT8, INT4 (default) or FP32, which is exact; the coarser formats have no zero, and BF16 is
- * not rounded at random. `sparsity` and `result_sparsity` are 0 (default): what is not sent would be lost. Anything else is
+ * `format` and `result.format` are INT8, INT4 (default) or FP32, which is exact; the coarser formats have no zero, and BF16 is
+ * not rounded at random. `sparsity` and `result.sparsity` are 0 (default): what is not sent would be lost. Anything else is
  * TAGC_ERR_UNSUPPORTED. */
 #define TAGC_RESIDUAL_NONE (-2)
 
 /* Defined in tagc/paper.h. */
 struct tagc_paper_options;
+
+/* How owners send sums back. */
+typedef struct tagc_result_options {
+    /* tagc_format of the sums. Default -1: INT4, or the reducer's if that is finer or if its sparsity is 0. */
+    int format;
+    /* The share of every shard's sums that its owner does not send back. It
+     * stays in the owner's residual, so the volume does not grow with W. [0, 1]; default -1: owners send back 2.4 times
+     * the share that ranks send them, so it is 0.88 at a sparsity of 0.95. Below 1, at least one sum of each shard is
+     * sent. At 0 all are; if ranks select, with positions. */
+    double sparsity;
+} tagc_result_options;
 
 /* If an option does not apply to the chosen exchange, it must keep its default. Otherwise _create fails with
  * TAGC_ERR_UNSUPPORTED and names the option. */
@@ -293,26 +304,20 @@ typedef struct tagc_reducer_options {
     uint64_t tag;
     /* tagc_exchange, default DIRECT. */
     int exchange;
-    /* tagc_format of the values. direct supports all formats (default INT2) and puts rounding errors into the
-     * residual; without one see TAGC_RESIDUAL_NONE. It adds in fp32. sketch and
-     * packed support FP32. Default -1: the default of the exchange. */
+    /* tagc_format of the values. direct supports all formats and puts rounding errors into the residual; without one see
+     * TAGC_RESIDUAL_NONE. It adds in fp32. sketch and packed support FP32. Default -1: FP32 for these; for direct INT8, or INT2 where it
+     * leaves values out. */
     int format;
-    /* The share of every fragment that is not sent. [0, 1]; default -1: 0.95 for direct, 0 without a residual, 0.9875 for
-     * sketch and packed. At 0, direct sends every element and no positions. Below 1, at least one
-     * element of each fragment is sent, so that no residual waits forever; at 1 nothing is ever
-     * sent. */
+    /* The share of every fragment that is not sent. [0, 1]; default -1: 0 for direct, 0.9875 for sketch and packed. At 0, direct sends
+     * every element and no positions. Below 1, at least one element of each fragment is sent, so that no residual waits forever; at 1
+     * nothing is ever sent. What leaves values out from the first step on costs much loss: tagc/schedule.h says when it may. */
     double sparsity;
     /* tagc_op, default AVG. */
     int op;
     /* tagc_output, SHARD (default) or UNIT. */
     int output;
-    /* Where the output is larger than the shard: the share of every shard's sums that its owner does not send back. It
-     * stays in the owner's residual, so the volume does not grow with W. [0, 1]; default -1: owners send back 2.4 times
-     * the share that ranks send them, so it is 0.88 at a sparsity of 0.95. Below 1, at least one sum of each shard is
-     * sent. At 0 all are; if sparsity is above 0, with positions. For direct. */
-    double result_sparsity;
-    /* tagc_format of these sums. Default -1: INT4, or `format` if that is finer or if sparsity is 0. For direct. */
-    int result_format;
+    /* Where the output is larger than the shard. For direct. */
+    tagc_result_options result;
     /* Values per scale, also of sums: a power of two in [16, 4096]. Default 0: 128. For direct with an integer format. */
     int block;
     /* Threads that encode and decode. The results do not depend on it. [1, 256], default 1. */
@@ -336,10 +341,6 @@ typedef struct tagc_reducer_options {
 
 TAGC_API void tagc_reducer_options_init_sized(tagc_reducer_options *options, size_t struct_bytes);
 #define tagc_reducer_options_init(options) tagc_reducer_options_init_sized((options), sizeof *(options))
-
-/* Writes the range and the default of a numeric field of tagc_reducer_options or tagc_paper_options.
- * TAGC_ERR_ARGUMENT if no field has that name. */
-TAGC_API tagc_status tagc_reducer_option_bounds(const char *field, double *min, double *max, double *initial);
 
 /* Returns the size of a unit whose shards are all of one length, a multiple of 16, and that has room for `n` values. With it as
  * n_elems a step copies nothing, but the array must be as long, and zeros behind the values. */
@@ -455,7 +456,7 @@ TAGC_API tagc_status tagc_reducer_run(tagc_reducer *reducer, const void *gradien
  * leaves sparsity 0 alone in FP32 or BF16 breaks it.) */
 TAGC_API tagc_status tagc_reducer_set_sparsity(tagc_reducer *reducer, double sparsity);
 
-/* Collective in effect. The following steps take format, sparsity, block, result_format and result_sparsity from `options`,
+/* Collective in effect. The following steps take format, sparsity, block and result from `options`,
  * as a new reducer would; all other fields must be those with which this one was made. The residual stays, in place. For direct. As with
  * tagc_reducer_set_sparsity, do not call it between _begin and _end, and after a failure nothing has changed. If ranks
  * set different values, the next step fails on all ranks, with TAGC_ERR_MISMATCH, and may break the comm. */
@@ -464,10 +465,6 @@ TAGC_API tagc_status tagc_reducer_change(tagc_reducer *reducer, const tagc_reduc
 /* Returns the number of values of the residual, W shards. Returns 0 if there is no residual: for TAGC_RESIDUAL_NONE, and for direct with
  * FP32 or BF16 and a sparsity that was always 0. */
 TAGC_API uint64_t tagc_reducer_residual_elems(const tagc_reducer *reducer);
-
-/* Returns the tagc_format in which the residual is stored, or TAGC_RESIDUAL_NONE: options.residual, with its default
- * resolved. */
-TAGC_API int tagc_reducer_residual_format(const tagc_reducer *reducer);
 
 /* Copies the residual to `values`, also from a device. n_elems must be what _residual_elems returns. An empty residual is
  * -0.0f, because adding -0.0f changes no value. Do not call it between _begin and _end. */

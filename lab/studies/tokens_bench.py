@@ -19,6 +19,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "lab" / "studies"), str(ROOT / "lab" / "hosts")]
+sys.path.append(str(ROOT / "tests" / "python"))  # for its questions to the planner
 os.environ.setdefault("TAGC_LIBRARY", str(ROOT / "build" / "libtagc.so"))
 
 import torch
@@ -96,6 +97,8 @@ def torchs(is_fp8):
 
 def planned_s(args, world_size, name):
     """Returns the seconds that `tagc plan` forecasts for an arm, with the codec of this processor."""
+    import plan_parts
+
     from tagc import _planner as planner
 
     options = {"forward": "int8", "backward": "int8"} | (ARMS[name] or {})
@@ -104,7 +107,7 @@ def planned_s(args, world_size, name):
     bits_per_s = float(args.rate.removesuffix("mbit").removesuffix("gbit")) * (
         1e9 if "gbit" in args.rate else 1e6
     )
-    reply = planner.tokens(
+    reply = plan_parts.ask_tokens(
         *formats,
         world_size=world_size,
         ranks_per_host=args.ranks_per_host,

@@ -24,13 +24,16 @@ import own_collectives  # isort: skip
 
 # What Collectives gets; None: torch's calls. "nudge": as in torch_first_try.py. "key": False: calls have
 # none. "first": that many steps are in 8 bits. "muon": whether only Muon's matrices go through Collectives,
-# or all but these. "loops": those in which the arm means something.
+# or all but these. "turned": Muon's matrices go through Turned, with new bases each so many steps. "loops":
+# those in which the arm means something.
 ARMS = {
     "torch's": {"options": None},
     "torch's, nudged": {"options": None, "nudge": 1e-6},
     "every value in 4 bits": {"options": {}},
     "Muon's matrices in 4 bits": {"options": {}, "muon": True, "loops": ["muon"]},
     "all but Muon's matrices in 4 bits": {"options": {}, "muon": False, "loops": ["muon"]},
+    "every value in 4 bits, matrices turned": {"options": {}, "turned": 100, "loops": ["muon"]},
+    "Muon's matrices in 4 bits, turned": {"options": {}, "muon": True, "turned": 100, "loops": ["muon"]},
     "the same, parameters as 4-bit changes": {"options": {"parameters": "delta4"}, "loops": ["muon"]},
     "a tenth of the values in 4 bits": {"options": {"sparsity": 0.9}},
     "by the schedule": {"options": {"gentle": True}, "loops": ["adamw"]},
@@ -80,6 +83,19 @@ class Parted:
         return self.calls(key).all_gather(output, input, key=key, async_op=async_op)
 
 
+class Matrices:
+    """Muon's matrices by Turned, the rest as `calls` does it."""
+
+    def __init__(self, comm, calls, every):
+        from tagc.collectives import Turned
+
+        self.turned, self.calls, self.all_gather = Turned(comm, every), calls, calls.all_gather
+
+    def reduce_scatter(self, output, input, key, op, async_op):
+        calls = self.turned if key.startswith("stack") else self.calls
+        return calls.reduce_scatter(output, input, key=key, op=op, async_op=async_op)
+
+
 class Averaged:
     """An optimizer of torch behind an all-reduce of each gradient."""
 
@@ -113,6 +129,8 @@ def made(loop, arm, model):
         return comm, Averaged(model, calls, optimizer)
     if "muon" in arm:
         calls = Parted(comm, arm["muon"])
+    if "turned" in arm:
+        calls = Matrices(comm, calls, arm["turned"])
     return comm, own_collectives.Optimizer(model, calls)
 
 

@@ -329,3 +329,60 @@ def test_tokens_loss_computes_a_mixture_of_experts():
         for i in range(2)
     )
     assert (layer(x) - exact).abs().max() < 0.02 * exact.abs().max()
+
+
+# ---- formats of Muon's matrices ----
+
+
+FORMATS = [
+    "blocks, 4 bits",
+    "lines, 4 bits",
+    "both, 4 bits",
+    "turned, residual kept, 4 bits",
+    "turned, 4 bits",
+]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_a_format_of_muon_rounds_off_comes_later(name):
+    """Nothing is lost, but for what is dropped with an old basis. Where they are turned, small directions are
+    rounded finely."""
+    import muon_formats
+
+    format = muon_formats.ARMS[name].matrices
+    own, draws = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
+    exchange = muon_formats.Exchange(format, own)
+    sizes = 0.9 ** torch.arange(64)
+    left, right = (torch.linalg.qr(torch.randn(n, n, generator=draws))[0] for n in (96, 64))
+    signal = left[:, :64] * sizes @ right.mT
+    given, came, errors = torch.zeros(96, 64), torch.zeros(96, 64), torch.zeros(64)
+    for step in range(45):
+        gradients = signal * (1 + 0.1 * torch.randn(1, 1, 3, 1, 1, generator=draws))
+        mean = exchange(gradients)
+        given, came = given + gradients.mean((0, 1, 2)), came + mean[0, 0]
+        if step >= 25:
+            errors += (left.mT[:64] @ (mean[0, 0] - gradients.mean((0, 1, 2))) @ right).square().sum(0)
+        if format.basis:
+            exchange.turn(mean, mean, mean)
+    kept = exchange.turned_back(exchange.residual.mean(2, keepdim=True))[0, 0, 0]
+    assert kept.abs().max() > 1e-4, "nothing was rounded"
+    if format.kept == "turned":
+        torch.testing.assert_close(came + kept, given, rtol=1e-3, atol=1e-3)
+    large, small = errors[:8].mean(), errors[-16:].mean()
+    assert (small < 0.02 * large) == bool(format.basis), (large, small)
+
+
+def test_gaps_are_those_to_dense_of_the_seed():
+    import muon_formats
+
+    rows = [
+        {"arm": arm, "seed": seed, "steps": 500, "loss": loss}
+        for arm, seed, loss in (("dense", 1, 2.0), ("nudged", 1, 2.02), ("nudged", 2, 1.0), ("dense", 3, 1.0))
+    ]
+    assert muon_formats.gaps(rows, "nudged") == {1: pytest.approx(1.0)}
+    assert "| nudged | 32.00 | +1.00 % (seeds 1) | +1.00 % |" in muon_formats.table(rows)
+    bits = {name: muon_formats.bits_of_matrices(arm.matrices, 500) for name, arm in muon_formats.ARMS.items()}
+    assert bits["blocks, 4 bits"] == 4.5
+    # a twelfth is of 96 x 96 values, and the other bases are of as many values: 5 of them, and 7
+    assert bits["turned, 4 bits"] == pytest.approx(4.5 + 5 * 16 / 500 * (1 + 1 + 1 + 1) / 12)
+    assert bits["turned, doubling, 4 bits"] == pytest.approx(4.5 + 7 * 16 / 500 * (1 + 1 + 1 + 1) / 12)

@@ -181,14 +181,6 @@ void tagc_delta_decode_with(const tagc_delta_kernels *kernels, int bits, const u
     decode(kernels, bits, body, body + codes_at(bits, n, 0), values, n);
 }
 
-int tagc_delta_encode(int bits, const float *values, const uint16_t *base, size_t n, uint8_t *body) {
-    return tagc_delta_encode_with(tagc_delta_kernels_all()[0], bits, values, base, sizeof *base, n, body);
-}
-
-void tagc_delta_apply(int bits, const uint8_t *body, uint16_t *replica, size_t n) {
-    tagc_delta_apply_with(tagc_delta_kernels_all()[0], bits, body, replica, sizeof *replica, n);
-}
-
 void tagc_delta_decode(int bits, const uint8_t *body, float *values, size_t n) {
     tagc_delta_decode_with(tagc_delta_kernels_all()[0], bits, body, values, n);
 }

@@ -24,25 +24,19 @@
 /* Size of a body of n values in codes of `bits` (8, 4 or 2). */
 size_t tagc_delta_bytes(int bits, size_t n);
 
-/* Encodes values - base (n); base, bf16, may be NULL: the values themselves. Returns 1 if a difference is not finite: its block
- * then has a scale of NaN, and the other blocks are unaffected. */
-int tagc_delta_encode(int bits, const float *values, const uint16_t *base, size_t n, uint8_t *body);
-
-/* The same for n values starting at `at`, a multiple of TAGC_DELTA_BLOCK, of a body of n_all. Several threads may write, and
- * read below, parts of one body. All pointers are to the whole. width: bytes of a value of base, 2 (bf16) or 4 (fp32). */
+/* Encodes values - base for n values starting at `at`, a multiple of TAGC_DELTA_BLOCK, of a body of n_all; base may be NULL: the values
+ * themselves. Several threads may write, and read below, parts of one body. All pointers are to the whole. width: bytes of a value of base,
+ * 2 (bf16) or 4 (fp32). Returns 1 if a difference is not finite: its block then has a scale of NaN, and the other blocks are unaffected. */
 int tagc_delta_encode_part(int bits, const float *values, const void *base, size_t width, size_t n_all,
                            size_t at, size_t n, uint8_t *body);
 
 /* TAGC_ERR_CORRUPT unless all scales are finite. Any codes are valid. */
 tagc_status tagc_delta_validate(int bits, const uint8_t *body, size_t n);
 
-/* replica (n), bf16, = bf16(replica + decoded body). */
-void tagc_delta_apply(int bits, const uint8_t *body, uint16_t *replica, size_t n);
-
 /* values (n) = the decoded body; a block whose scale is NaN is NaN. */
 void tagc_delta_decode(int bits, const uint8_t *body, float *values, size_t n);
 
-/* width: as above. */
+/* Values [at, at + n) of a replica = bf16(replica + decoded body). width: as above. */
 void tagc_delta_apply_part(int bits, const uint8_t *body, void *replica, size_t width, size_t n_all,
                            size_t at, size_t n);
 void tagc_delta_decode_part(int bits, const uint8_t *body, float *values, size_t n_all, size_t at, size_t n);

@@ -45,8 +45,8 @@ static const tagc_field reducer_fields[] = {
     {REDUCER(op), TAGC_FIELD_INT, 1, ALL, TAGC_OP_AVG, TAGC_OP_SUM, TAGC_OP_AVG, op_names},
     {REDUCER(output), TAGC_FIELD_INT, 1, ALL, TAGC_OUTPUT_SHARD, TAGC_OUTPUT_UNIT, TAGC_OUTPUT_SHARD,
      output_names},
-    {REDUCER(result_sparsity), TAGC_FIELD_DOUBLE, 1, DIRECT, -1, 1, -1, NULL},
-    {REDUCER(result_format), TAGC_FIELD_INT, 1, DIRECT, -1, TAGC_FORMAT_INT2, -1, tagc_format_names},
+    {REDUCER(result.sparsity), TAGC_FIELD_DOUBLE, 1, DIRECT, -1, 1, -1, NULL},
+    {REDUCER(result.format), TAGC_FIELD_INT, 1, DIRECT, -1, TAGC_FORMAT_INT2, -1, tagc_format_names},
     {REDUCER(block), TAGC_FIELD_INT, 1, DIRECT, 0, 4096, 0, NULL},
     {REDUCER(n_threads), TAGC_FIELD_INT, 0, ALL, 1, 256, 1, NULL},
     {REDUCER(gradient), TAGC_FIELD_INT, 0, DIRECT, TAGC_FORMAT_FP32, TAGC_FORMAT_BF16, TAGC_FORMAT_FP32,
@@ -88,8 +88,8 @@ static const tagc_reducer_options reducer_defaults = {
     .exchange = TAGC_EXCHANGE_DIRECT,
     .format = -1,
     .sparsity = -1,
-    .result_format = -1,
-    .result_sparsity = -1,
+    .result.format = -1,
+    .result.sparsity = -1,
     .n_threads = 1,
     .residual = -1,
 };
@@ -125,12 +125,12 @@ void tagc_all_to_all_options_init_sized(tagc_all_to_all_options *options, size_t
 
 int tagc_result_format(const tagc_reducer_options *options) {
     int is_coarse = options->sparsity > 0 && options->format > TAGC_FORMAT_INT4;
-    if (options->result_format != -1) return options->result_format;
+    if (options->result.format != -1) return options->result.format;
     return is_coarse ? TAGC_FORMAT_INT4 : options->format;
 }
 
 double tagc_result_sparsity(const tagc_reducer_options *options) {
-    if (options->result_sparsity != -1) return options->result_sparsity;
+    if (options->result.sparsity != -1) return options->result.sparsity;
     return fmax(1 - RETURNED_PER_SENT * (1 - options->sparsity), 0);
 }
 
@@ -149,7 +149,7 @@ void tagc_reducer_options_send_whole(tagc_reducer_options *options, int format) 
     options->exchange = TAGC_EXCHANGE_DIRECT;
     options->sparsity = 0;
     options->format = format == TAGC_FORMAT_BF16 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
-    options->result_sparsity = options->result_format = options->residual = -1;
+    options->result.sparsity = options->result.format = options->residual = -1;
     options->block = 0;
     options->paper = NULL;
 }
@@ -163,12 +163,12 @@ static int is_blocks(const tagc_reducer_options *options) {
 
 void tagc_reducer_options_resolve(tagc_reducer_options *options) {
     int is_direct = options->exchange == TAGC_EXCHANGE_DIRECT;
-    if (tagc_is_without_residual(options)) {
-        if (options->sparsity == -1) options->sparsity = 0;
-        if (options->format == -1) options->format = TAGC_FORMAT_INT4;
-    }
-    if (options->sparsity == -1) options->sparsity = is_direct ? 0.95 : 0.9875;
-    if (options->format == -1) options->format = is_direct ? TAGC_FORMAT_INT2 : TAGC_FORMAT_FP32;
+    if (options->sparsity == -1) options->sparsity = is_direct ? 0 : 0.9875;
+    if (options->format == -1)
+        options->format = !is_direct                          ? TAGC_FORMAT_FP32
+                          : tagc_is_without_residual(options) ? TAGC_FORMAT_INT4
+                          : options->sparsity > 0             ? TAGC_FORMAT_INT2
+                                                              : TAGC_FORMAT_INT8;
     if (options->block == 0 && is_blocks(options)) options->block = DEFAULT_BLOCK;
 }
 
@@ -180,8 +180,8 @@ void tagc_reducer_options_prune(tagc_reducer_options *options) {
         options->gradient = TAGC_FORMAT_FP32;
     }
     if (!tagc_results_are_sent(options)) {
-        options->result_format = -1;
-        options->result_sparsity = -1;
+        options->result.format = -1;
+        options->result.sparsity = -1;
     }
     if (exchange == TAGC_EXCHANGE_DIRECT) options->paper = NULL;
     tagc_reducer_options resolved = *options;
@@ -218,31 +218,6 @@ static const tagc_own_options *own_options_of(int exchange) {
     return table ? table->own_options : NULL;
 }
 
-static int find_field(const tagc_field *fields, int n_fields, const char *name) {
-    int f = 0;
-    while (f < n_fields && strcmp(fields[f].name, name) != 0) f++;
-    return f < n_fields ? f : -1;
-}
-
-tagc_status tagc_reducer_option_bounds(const char *name, double *min, double *max, double *initial) {
-    if (!name) return tagc_fail(TAGC_ERR_ARGUMENT, "field is NULL");
-    int f = find_field(reducer_fields, N_REDUCER_FIELDS, name);
-    const tagc_field *found = f >= 0 ? &reducer_fields[f] : NULL;
-    for (int id = TAGC_EXCHANGE_SKETCH; id <= TAGC_EXCHANGE_DIRECT && !found; id++) {
-        const tagc_own_options *own = own_options_of(id);
-        f = own ? find_field(own->fields, own->n_fields, name) : -1;
-        if (f >= 0) found = &own->fields[f];
-    }
-    if (!found)
-        return tagc_fail(
-            TAGC_ERR_ARGUMENT,
-            "field is \"%.64s\", not a numeric field of tagc_reducer_options or tagc_paper_options", name);
-    if (min) *min = found->min;
-    if (max) *max = found->max;
-    if (initial) *initial = found->initial;
-    return TAGC_OK;
-}
-
 uint64_t tagc_padded_elems(uint64_t n, int world_size) {
     if (world_size < 1) return 0;
     uint64_t n_ranks = (uint64_t)world_size;
@@ -266,10 +241,10 @@ static tagc_status check_numbers(const tagc_reducer_options *options, int world_
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "sparsity is %.10g, must be in [0, 1], or -1 for the exchange's own",
                          options->sparsity);
-    if (options->result_sparsity != -1 && !(options->result_sparsity >= 0 && options->result_sparsity <= 1))
+    if (options->result.sparsity != -1 && !(options->result.sparsity >= 0 && options->result.sparsity <= 1))
         return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "result_sparsity is %.10g, must be in [0, 1], or -1 to follow sparsity",
-                         options->result_sparsity);
+                         "result.sparsity is %.10g, must be in [0, 1], or -1 to follow sparsity",
+                         options->result.sparsity);
     TAGC_TRY(tagc_fields_check(reducer_fields, N_REDUCER_FIELDS, options));
     TAGC_TRY(check_size(options->n_elems, world_size));
     if (options->block != 0 && (options->block < 16 || (options->block & (options->block - 1))))
@@ -337,8 +312,8 @@ tagc_status tagc_reducer_options_check_once(const tagc_reducer_options *full) {
     TAGC_TRY(check_once_sparsity("sparsity", full->sparsity));
     TAGC_TRY(check_once_format("format", full->format));
     if (!tagc_results_are_sent(full)) return TAGC_OK;
-    TAGC_TRY(check_once_sparsity("result_sparsity", tagc_result_sparsity(full)));
-    return check_once_format("result_format", tagc_result_format(full));
+    TAGC_TRY(check_once_sparsity("result.sparsity", tagc_result_sparsity(full)));
+    return check_once_format("result.format", tagc_result_format(full));
 }
 
 /* Checks fields that apply to the exchange, but not together with others. `full` has its defaults resolved. */
@@ -348,11 +323,11 @@ static tagc_status check_together(const tagc_reducer_options *options, const tag
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "format is %s, but exchange %s supports only %s", format,
                          exchange, tagc_format_names[0]);
     if (full->exchange == TAGC_EXCHANGE_DIRECT && full->output == TAGC_OUTPUT_SHARD &&
-        (full->result_format != -1 || full->result_sparsity != -1))
+        (full->result.format != -1 || full->result.sparsity != -1))
         return tagc_fail(
             TAGC_ERR_UNSUPPORTED,
             "%s is set, but output is shard, so no sums are sent back: leave it at its default, -1",
-            full->result_format != -1 ? "result_format" : "result_sparsity");
+            full->result.format != -1 ? "result.format" : "result.sparsity");
     TAGC_TRY(tagc_reducer_options_check_once(full));
     if (full->residual > TAGC_FORMAT_FP32 && full->exchange != TAGC_EXCHANGE_DIRECT)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "residual is %s, but exchange %s stores it only as %s",
@@ -394,8 +369,8 @@ static int is_changeable(const tagc_field *field) {
     return field->offset == offsetof(tagc_reducer_options, format) ||
            field->offset == offsetof(tagc_reducer_options, sparsity) ||
            field->offset == offsetof(tagc_reducer_options, block) ||
-           field->offset == offsetof(tagc_reducer_options, result_format) ||
-           field->offset == offsetof(tagc_reducer_options, result_sparsity);
+           field->offset == offsetof(tagc_reducer_options, result.format) ||
+           field->offset == offsetof(tagc_reducer_options, result.sparsity);
 }
 
 tagc_status tagc_reducer_options_check_change(const tagc_reducer_options *now,
@@ -408,8 +383,8 @@ tagc_status tagc_reducer_options_check_change(const tagc_reducer_options *now,
         tagc_field_text(field, is, here);
         tagc_field_text(field, was_asked, there);
         return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "%s is %s, must be %s: only format, sparsity, block, result_format and "
-                         "result_sparsity of a reducer can change",
+                         "%s is %s, must be %s: only format, sparsity, block, result.format and "
+                         "result.sparsity of a reducer can change",
                          field->name, there, here);
     }
     return TAGC_OK;

@@ -247,10 +247,11 @@ static tagc_status settle_path(tagc_reducer *r) {
     return lay_out(r);
 }
 
-static tagc_status make_together(const tagc_arrays *arrays, const tagc_runner *runner, const tagc_feed *feed,
-                                 tagc_comm *comm, const tagc_reducer_options *options, tagc_reducer **out) {
+tagc_status tagc_reducer_make(const tagc_arrays *arrays, const tagc_runner *runner, const tagc_feed *feed,
+                              tagc_comm *comm, const tagc_reducer_options *options, tagc_reducer **out) {
     tagc_reducer *r;
     tagc_reducer_options agreed;
+    *out = NULL;
     tagc_status status = make(arrays, runner, feed, comm, options, &r);
     if (r) agreed = r->options;
     if (r) agreed.n_elems = r->n_given;
@@ -263,18 +264,6 @@ static tagc_status make_together(const tagc_arrays *arrays, const tagc_runner *r
     }
     *out = r;
     return TAGC_OK;
-}
-
-tagc_status tagc_reducer_make(const tagc_arrays *arrays, const tagc_runner *runner, tagc_comm *comm,
-                              const tagc_reducer_options *options, tagc_reducer **out) {
-    return make_together(arrays, runner, NULL, comm, options, out);
-}
-
-tagc_status tagc_reducer_create_fed(tagc_comm *comm, const tagc_reducer_options *options,
-                                    const tagc_feed *feed, tagc_reducer **out) {
-    *out = NULL;
-    TAGC_TRY(tagc_comm_check_open(comm));
-    return make_together(&tagc_host_arrays, NULL, feed, comm, options, out);
 }
 
 tagc_status tagc_reducer_make_alone(const tagc_arrays *arrays, const tagc_runner *runner, tagc_comm *comm,
@@ -291,7 +280,7 @@ tagc_status tagc_reducer_create(tagc_comm *comm, const tagc_reducer_options *opt
     *out = NULL;
     if (!comm) return tagc_fail(TAGC_ERR_ARGUMENT, "comm is NULL");
     TAGC_TRY(tagc_comm_check_open(comm));
-    return tagc_reducer_make(&tagc_host_arrays, NULL, comm, options, out);
+    return tagc_reducer_make(&tagc_host_arrays, NULL, NULL, comm, options, out);
 }
 
 void tagc_reducer_destroy(tagc_reducer *r) {
@@ -312,7 +301,7 @@ void tagc_reducer_set_name(tagc_reducer *r, const char *name) {
 
 /* ---- other options, between two steps: the residual stays where it is, buffers and work memory are laid out anew ---- */
 
-static tagc_status check_idle(const tagc_reducer *r, const char *what) {
+tagc_status tagc_reducer_check_idle(const tagc_reducer *r, const char *what) {
     if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
     if (r->now.begun) return tagc_fail(TAGC_ERR_STATE, "%s between begin and end: end the step first", what);
     return TAGC_OK;
@@ -340,7 +329,7 @@ static tagc_status take_up(tagc_reducer *r, const tagc_reducer_options *options)
 tagc_status tagc_reducer_change(tagc_reducer *r, const tagc_reducer_options *options) {
     tagc_reducer_options checked;
     _Alignas(8) char own[TAGC_OWN_MAX_BYTES];
-    TAGC_TRY(check_idle(r, "change"));
+    TAGC_TRY(tagc_reducer_check_idle(r, "change"));
     if (r->options.exchange != TAGC_EXCHANGE_DIRECT)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is %s, but only a reducer of direct can change",
                          tagc_exchange_names[r->options.exchange]);
@@ -350,13 +339,13 @@ tagc_status tagc_reducer_change(tagc_reducer *r, const tagc_reducer_options *opt
     wanted.n_elems = options->n_elems;
     TAGC_TRY(tagc_reducer_options_check_change(&now, &wanted));
     int is_same = checked.format == r->options.format && checked.sparsity == r->options.sparsity &&
-                  checked.block == r->options.block && checked.result_format == r->options.result_format &&
-                  checked.result_sparsity == r->options.result_sparsity;
+                  checked.block == r->options.block && checked.result.format == r->options.result.format &&
+                  checked.result.sparsity == r->options.result.sparsity;
     return is_same ? TAGC_OK : take_up(r, &checked);
 }
 
 tagc_status tagc_reducer_set_sparsity(tagc_reducer *r, double sparsity) {
-    TAGC_TRY(check_idle(r, "set_sparsity"));
+    TAGC_TRY(tagc_reducer_check_idle(r, "set_sparsity"));
     if (!(sparsity >= 0 && sparsity <= 1))
         return tagc_fail(TAGC_ERR_ARGUMENT, "sparsity is %.10g, must be in [0, 1]", sparsity);
     if (sparsity == r->options.sparsity) return TAGC_OK;
@@ -527,8 +516,6 @@ static tagc_status check_arrays(const tagc_reducer *r, const void *gradient, uin
                                 const float *output, uint64_t n_output) {
     if (!gradient) return tagc_fail(TAGC_ERR_ARGUMENT, "gradient is NULL");
     if (!output && n_output > 0) return tagc_fail(TAGC_ERR_ARGUMENT, "output is NULL");
-    if (r->now.begun)
-        return tagc_fail(TAGC_ERR_STATE, "begin after begin: a step is under way, end it first");
     TAGC_TRY(tagc_reducer_check_lengths(r, n_gradient, n_output));
     if (overlap(gradient, n_gradient * tagc_reducer_gradient_bytes(r), output, n_output * sizeof *output) &&
         !may_overlap(r, gradient, output))
@@ -601,8 +588,6 @@ tagc_status tagc_reducer_fail(tagc_reducer *r, tagc_status status, const char *r
 }
 
 tagc_status tagc_reducer_begin_fed(tagc_reducer *r) {
-    if (r->now.begun)
-        return tagc_fail(TAGC_ERR_STATE, "begin after begin: a step is under way, end it first");
     return begin(r, NULL, NULL, 0);
 }
 

@@ -71,9 +71,11 @@ struct tagc_reducer {
     tagc_step now; /* the step under way */
 };
 
-/* tagc_reducer_create and its like. runner: NULL for that of the exchange. */
-tagc_status tagc_reducer_make(const tagc_arrays *arrays, const tagc_runner *runner, tagc_comm *comm,
-                              const tagc_reducer_options *options, tagc_reducer **out);
+/* tagc_reducer_create and its like. Collective. runner: NULL for that of the exchange. feed: NULL, or one that outlives the reducer, whose
+ * steps then are those of _begin_fed, which checks nothing. */
+tagc_status tagc_reducer_make(const tagc_arrays *arrays, const tagc_runner *runner, const tagc_feed *feed,
+                              tagc_comm *comm, const tagc_reducer_options *options, tagc_reducer **out);
+tagc_status tagc_reducer_begin_fed(tagc_reducer *r);
 
 /* tagc_reducer_create without a word to other ranks: for the sizes of its memory. It cannot begin. */
 tagc_status tagc_reducer_make_alone(const tagc_arrays *arrays, const tagc_runner *runner, tagc_comm *comm,
@@ -82,6 +84,10 @@ tagc_status tagc_reducer_make_alone(const tagc_arrays *arrays, const tagc_runner
 /* What tagc_reducer_state_save writes, without a copy: the header (TAGC_WIRE_HEADER_BYTES) and where the rest is. Of a reducer in host
  * memory. */
 void tagc_reducer_state_view(const tagc_reducer *r, void *header, const void **body, uint64_t *n_body);
+
+/* As _get_residual and _set_residual, which check; also at the start of a step, before anything is encoded. values (n_residual,) finite. */
+tagc_status tagc_reducer_read_residual(const tagc_reducer *r, float *values);
+tagc_status tagc_reducer_write_residual(tagc_reducer *r, const float *values);
 
 /* What messages call it where ranks begin steps in different orders. Longer names are cut. */
 void tagc_reducer_set_name(tagc_reducer *r, const char *name);
@@ -110,6 +116,9 @@ static inline uint32_t tagc_reducer_seed(const tagc_reducer *r, size_t row) {
     return tagc_residual_seed(r->options.rounding_seed, r->n_steps, (uint32_t)r->rank, (uint32_t)row);
 }
 
+/* TAGC_ERR_STATE while a step is under way. */
+tagc_status tagc_reducer_check_idle(const tagc_reducer *r, const char *what);
+
 /* Sets n_given, and what follows from it and the checked options. */
 void tagc_reducer_size(tagc_reducer *r, uint64_t n_given);
 
@@ -128,11 +137,6 @@ static inline float *tagc_reducer_fp32_row(const tagc_reducer *r, void *residual
 static inline size_t tagc_reducer_gradient_bytes(const tagc_reducer *r) {
     return r->options.gradient == TAGC_FORMAT_BF16 ? sizeof(uint16_t) : sizeof(float);
 }
-
-/* tagc_reducer_create of one with a feed, which outlives it. Collective. Its steps are those of _begin_fed, which checks nothing. */
-tagc_status tagc_reducer_create_fed(tagc_comm *comm, const tagc_reducer_options *options,
-                                    const tagc_feed *feed, tagc_reducer **out);
-tagc_status tagc_reducer_begin_fed(tagc_reducer *r);
 
 /* _begin without a look at the arrays, for a step that is ahead. It is then held once: see tagc_hold. failure: of this rank, with its
  * text, which all ranks return; or TAGC_OK. */

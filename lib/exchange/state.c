@@ -10,19 +10,8 @@ enum {
     MOST_ALIKE = 65535  /* tags that nobody should have: those of units without one */
 };
 
-static tagc_status check_idle(const tagc_reducer *r, const char *what) {
-    if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
-    if (r->now.begun) return tagc_fail(TAGC_ERR_STATE, "%s between begin and end: end the step first", what);
-    return TAGC_OK;
-}
-
 uint64_t tagc_reducer_residual_elems(const tagc_reducer *r) {
     return r ? r->n_residual : 0;
-}
-
-int tagc_reducer_residual_format(const tagc_reducer *r) {
-    if (!r) return -1;
-    return tagc_is_without_residual(&r->options) ? TAGC_RESIDUAL_NONE : r->residual_format;
 }
 
 uint64_t tagc_reducer_steps(const tagc_reducer *r) {
@@ -30,7 +19,7 @@ uint64_t tagc_reducer_steps(const tagc_reducer *r) {
 }
 
 tagc_status tagc_reducer_set_steps(tagc_reducer *r, uint64_t n_steps) {
-    TAGC_TRY(check_idle(r, "set_steps"));
+    TAGC_TRY(tagc_reducer_check_idle(r, "set_steps"));
     r->n_steps = n_steps;
     return TAGC_OK;
 }
@@ -85,7 +74,7 @@ tagc_status tagc_reducer_residual_square(const tagc_reducer *r, double *square) 
     void *rows;
     if (!square) return tagc_fail(TAGC_ERR_ARGUMENT, "square is NULL");
     *square = 0;
-    TAGC_TRY(check_idle(r, "residual_square"));
+    TAGC_TRY(tagc_reducer_check_idle(r, "residual_square"));
     TAGC_TRY(open_rows(r, &rows));
     piece p;
     for (uint64_t at = 0; at < r->n_residual; at += p.n) {
@@ -126,7 +115,7 @@ static void scale(const tagc_reducer *r, void *rows, double factor) {
 
 tagc_status tagc_reducer_scale_residual(tagc_reducer *r, double factor) {
     void *rows;
-    TAGC_TRY(check_idle(r, "scale_residual"));
+    TAGC_TRY(tagc_reducer_check_idle(r, "scale_residual"));
     if (!(factor >= 0) || isinf(factor))
         return tagc_fail(TAGC_ERR_ARGUMENT, "factor is %g, must be finite and not negative", factor);
     TAGC_TRY(open_rows(r, &rows));
@@ -147,33 +136,41 @@ static tagc_status check_count(const tagc_reducer *r, const float *values, uint6
     return TAGC_OK;
 }
 
-tagc_status tagc_reducer_get_residual(const tagc_reducer *r, float *values, uint64_t n_elems) {
+tagc_status tagc_reducer_read_residual(const tagc_reducer *r, float *values) {
     void *rows;
-    TAGC_TRY(check_idle(r, "get_residual"));
-    TAGC_TRY(check_count(r, values, n_elems));
     TAGC_TRY(open_rows(r, &rows));
     piece p;
-    for (uint64_t at = 0; at < n_elems; at += p.n) {
+    for (uint64_t at = 0; at < r->n_residual; at += p.n) {
         p = piece_at(r, at);
         read_piece(r, rows, p, values + at);
     }
     return close_rows(r, rows, 0, TAGC_OK);
 }
 
-tagc_status tagc_reducer_set_residual(tagc_reducer *r, const float *values, uint64_t n_elems) {
+tagc_status tagc_reducer_write_residual(tagc_reducer *r, const float *values) {
     void *rows;
-    TAGC_TRY(check_idle(r, "set_residual"));
-    TAGC_TRY(check_count(r, values, n_elems));
-    for (uint64_t i = 0; i < n_elems; i++)
-        if (!isfinite(values[i]))
-            return tagc_fail(TAGC_ERR_ARGUMENT, "values[%llu] is not finite", (unsigned long long)i);
     TAGC_TRY(open_rows(r, &rows));
     piece p;
-    for (uint64_t at = 0; at < n_elems; at += p.n) {
+    for (uint64_t at = 0; at < r->n_residual; at += p.n) {
         p = piece_at(r, at);
         write_piece(r, rows, p, values + at);
     }
     return close_rows(r, rows, 1, TAGC_OK);
+}
+
+tagc_status tagc_reducer_get_residual(const tagc_reducer *r, float *values, uint64_t n_elems) {
+    TAGC_TRY(tagc_reducer_check_idle(r, "get_residual"));
+    TAGC_TRY(check_count(r, values, n_elems));
+    return tagc_reducer_read_residual(r, values);
+}
+
+tagc_status tagc_reducer_set_residual(tagc_reducer *r, const float *values, uint64_t n_elems) {
+    TAGC_TRY(tagc_reducer_check_idle(r, "set_residual"));
+    TAGC_TRY(check_count(r, values, n_elems));
+    for (uint64_t i = 0; i < n_elems; i++)
+        if (!isfinite(values[i]))
+            return tagc_fail(TAGC_ERR_ARGUMENT, "values[%llu] is not finite", (unsigned long long)i);
+    return tagc_reducer_write_residual(r, values);
 }
 
 /* ---- bytes ---- */
@@ -209,7 +206,7 @@ void tagc_reducer_state_view(const tagc_reducer *r, void *header, const void **b
 }
 
 tagc_status tagc_reducer_state_save(const tagc_reducer *r, void *buffer, uint64_t n_bytes) {
-    TAGC_TRY(check_idle(r, "state_save"));
+    TAGC_TRY(tagc_reducer_check_idle(r, "state_save"));
     if (!buffer) return tagc_fail(TAGC_ERR_ARGUMENT, "buffer is NULL");
     if (n_bytes != tagc_reducer_state_bytes(r))
         return tagc_fail(TAGC_ERR_ARGUMENT, "n_bytes is %llu, must be %llu", (unsigned long long)n_bytes,
@@ -280,7 +277,7 @@ static void convert(const tagc_reducer *r, const saved_rows *s, void *rows) {
 }
 
 tagc_status tagc_reducer_state_load(tagc_reducer *r, const void *buffer, uint64_t n_bytes) {
-    TAGC_TRY(check_idle(r, "state_load"));
+    TAGC_TRY(tagc_reducer_check_idle(r, "state_load"));
     if (!buffer) return tagc_fail(TAGC_ERR_ARGUMENT, "buffer is NULL");
     tagc_wire_header header;
     tagc_status status = tagc_wire_read(buffer, n_bytes, &header);

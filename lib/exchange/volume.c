@@ -66,8 +66,8 @@ uint64_t tagc_norm_bytes(int world_size) {
 
 static const tagc_feed feeds[] = {[TAGC_FED] = {0}, [TAGC_FED_WITHIN] = {.work = TAGC_WORK_HOST_SUM}};
 
-tagc_status tagc_reducer_fed_memory(const tagc_reducer_options *options, int world_size, int n_before,
-                                    tagc_feeding feeding, tagc_exchange_memory *out) {
+tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_size, int n_before,
+                                tagc_feeding feeding, tagc_exchange_memory *out) {
     tagc_reducer r;
     tagc_arena arena, work;
     TAGC_TRY(
@@ -85,11 +85,6 @@ tagc_status tagc_reducer_fed_memory(const tagc_reducer_options *options, int wor
                                   .residual = residual,
                                   .spare = (uint64_t)n_spares * residual};
     return TAGC_OK;
-}
-
-tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_size, int n_before,
-                                tagc_exchange_memory *out) {
-    return tagc_reducer_fed_memory(options, world_size, n_before, TAGC_FED_NOT, out);
 }
 
 tagc_status tagc_gatherer_memory(const tagc_gatherer_options *options, int world_size,

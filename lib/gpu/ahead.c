@@ -402,7 +402,7 @@ static const tagc_runner runner = {.name = "kernels",
 
 tagc_status tagc_reducer_create_in(tagc_store *store, tagc_comm *comm, const tagc_reducer_options *options,
                                    tagc_reducer **out) {
-    return tagc_reducer_make(&store->arrays, &runner, comm, options, out);
+    return tagc_reducer_make(&store->arrays, &runner, NULL, comm, options, out);
 }
 
 tagc_status tagc_reducer_probe_in(tagc_store *store, tagc_comm *comm, const tagc_reducer_options *options,

@@ -383,7 +383,12 @@ static tagc_status make(tagc_queue *queue) {
     return try_calls(queue);
 }
 
-static tagc_status create(tagc_device *device, tagc_kernels *kernels, int n_buffers, tagc_queue **out) {
+tagc_status tagc_queue_create(tagc_device *device, tagc_kernels *kernels, int n_buffers, tagc_queue **out) {
+    if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
+    *out = NULL;
+    if (!device) return tagc_fail(TAGC_ERR_ARGUMENT, "device is NULL");
+    if (kernels && kernels->device != device)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "kernels are of another device");
     if (n_buffers < 1 || n_buffers > MAX_BUFFERS)
         return tagc_fail(TAGC_ERR_ARGUMENT, "n_buffers is %d, must be in [1, %d]", n_buffers, MAX_BUFFERS);
     tagc_queue *queue;
@@ -412,19 +417,6 @@ static tagc_status create(tagc_device *device, tagc_kernels *kernels, int n_buff
     }
     *out = queue;
     return TAGC_OK;
-}
-
-tagc_status tagc_queue_create(tagc_device *device, int n_buffers, tagc_queue **out) {
-    if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
-    *out = NULL;
-    return device ? create(device, NULL, n_buffers, out) : tagc_fail(TAGC_ERR_ARGUMENT, "device is NULL");
-}
-
-tagc_status tagc_queue_create_on(tagc_kernels *kernels, int n_buffers, tagc_queue **out) {
-    if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
-    *out = NULL;
-    return kernels ? create(kernels->device, kernels, n_buffers, out)
-                   : tagc_fail(TAGC_ERR_ARGUMENT, "kernels is NULL");
 }
 
 void tagc_queue_close(tagc_queue *queue) {

@@ -22,6 +22,12 @@ uint64_t tagc_work_capacity(int kind, uint64_t most, uint64_t total) {
     return most + (others < more ? others : more);
 }
 
+void tagc_work_add(tagc_work_sum *sum, int is_new_group, uint64_t n_bytes) {
+    sum->group = (is_new_group ? 0 : sum->group) + n_bytes;
+    sum->total += n_bytes;
+    if (sum->group > sum->most) sum->most = sum->group;
+}
+
 /* ---- regions ---- */
 
 static tagc_status make_region(const tagc_heap *heap, size_t n_bytes, tagc_work_region **out) {

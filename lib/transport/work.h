@@ -55,6 +55,12 @@ void tagc_work_give(tagc_comm *comm, tagc_work *work); /* accepts one that has n
 
 /* Bytes for groups of a kind of which the largest takes `most`, and all together `total`. */
 uint64_t tagc_work_capacity(int kind, uint64_t most, uint64_t total);
+/* The same without a comm, for objects that are asked one after the other: what those of the group so far take, of the group that takes most, and
+ * all. */
+typedef struct tagc_work_sum {
+    uint64_t group, most, total;
+} tagc_work_sum;
+void tagc_work_add(tagc_work_sum *sum, int is_new_group, uint64_t n_bytes);
 /* Bytes of all such memory of this comm, or of its part in one heap. */
 uint64_t tagc_works_bytes(tagc_comm *comm, const tagc_heap *heap);
 

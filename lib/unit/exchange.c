@@ -97,12 +97,14 @@ static tagc_status start_between(void *context, const void **lent) {
     if (part->unit->status != TAGC_OK) return tagc_fail(part->unit->status, "%s", part->unit->text);
     if (part->host_sum && part->host_status != TAGC_OK)
         return tagc_fail(part->host_status, "%s", part->host_text);
+    if (part->host_sum) TAGC_TRY(tagc_part_rest(part));
     return tagc_part_sample(part);
 }
 
 static void fill_between(void *context, size_t row, size_t first, size_t n, void *values) {
     tagc_model_part *part = context;
-    int element = tagc_part_reads_bf16(part) ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32;
+    tagc_class kind = part->model->tensors[part->members[0]].kind;
+    int element = tagc_reads_bf16(&part->model->options, kind) ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32;
     uint64_t begin = tagc_part_place_elems(part) * (uint64_t)part->model->place;
     tagc_part_read(part, begin + row * row_elems(part) + first, n, element, values);
     if (part->n_full > 0) part->square += tagc_elements_square(values, element, 0, n);
@@ -110,21 +112,26 @@ static void fill_between(void *context, size_t row, size_t first, size_t n, void
 
 enum { N_CHANGED = 4096 };
 
+/* Writes sums where they go, times a factor, piece by piece. is_host_sum: over gradients. */
+static void take(tagc_model_part *part, int is_host_sum, uint64_t at, size_t n, const float *sums) {
+    float changed[N_CHANGED], factor = is_host_sum || !part->host_sum ? part->unit->factor : 1;
+    int is_mean = !is_host_sum && is_mean_in_fp16(part), changes = sums && (factor != 1 || is_mean);
+    for (size_t done = 0, n_here; done < n; done += n_here) {
+        const float *from = changes ? changed : sums ? sums + done : NULL;
+        n_here = changes && n - done > N_CHANGED ? N_CHANGED : n - done;
+        for (size_t i = 0; changes && i < n_here; i++) changed[i] = sums[done + i] * factor;
+        if (changes && is_mean) saturate(part, at + done - tagc_part_own_row(part), n_here, changed);
+        if (is_host_sum)
+            tagc_part_write_gradient(part, at + done, n_here, from, &part->lacks);
+        else
+            tagc_part_write(part, at + done, n_here, TAGC_ELEMENT_FP32, from);
+    }
+}
+
 /* The rank's own row, or of what all ranks of a place get, row by row. */
 static void take_sums(void *context, size_t row, size_t first, size_t n, const float *sums) {
     tagc_model_part *part = context;
-    uint64_t in_output = row * row_elems(part) + first, at = tagc_part_own_row(part) + in_output;
-    float changed[N_CHANGED], factor = part->host_sum ? 1 : part->unit->factor;
-    if (!sums || (factor == 1 && !is_mean_in_fp16(part))) {
-        tagc_part_write(part, at, n, TAGC_ELEMENT_FP32, sums);
-        return;
-    }
-    for (size_t done = 0, n_here; done < n; done += n_here) {
-        n_here = n - done < N_CHANGED ? n - done : N_CHANGED;
-        for (size_t i = 0; i < n_here; i++) changed[i] = sums[done + i] * factor;
-        if (is_mean_in_fp16(part)) saturate(part, in_output + done, n_here, changed);
-        tagc_part_write(part, at + done, n_here, TAGC_ELEMENT_FP32, changed);
-    }
+    take(part, 0, tagc_part_own_row(part) + row * row_elems(part) + first, n, sums);
 }
 
 static void end_between(void *context, tagc_status status) {
@@ -148,18 +155,8 @@ static void fill_host_sum(void *context, size_t row, size_t first, size_t n, voi
  * the factor, since a sum without it may be beyond fp16. */
 static void take_host_sum(void *context, size_t row, size_t first, size_t n, const float *sums) {
     tagc_model_part *part = context;
-    uint64_t at = (uint64_t)part->model->place * tagc_part_place_elems(part) + first;
-    float changed[N_CHANGED], factor = part->unit->factor;
     (void)row;
-    if (!sums || factor == 1) {
-        tagc_part_write_gradient(part, at, n, sums, &part->lacks);
-        return;
-    }
-    for (size_t done = 0, n_here; done < n; done += n_here) {
-        n_here = n - done < N_CHANGED ? n - done : N_CHANGED;
-        for (size_t i = 0; i < n_here; i++) changed[i] = sums[done + i] * factor;
-        tagc_part_write_gradient(part, at + done, n_here, changed, &part->lacks);
-    }
+    take(part, 1, (uint64_t)part->model->place * tagc_part_place_elems(part) + first, n, sums);
 }
 
 static void end_host_sum(void *context, tagc_status status) {
@@ -456,7 +453,7 @@ static tagc_status end_exchange_of(tagc_model_unit *unit, tagc_model_stats *stat
         stats->failed_here |= failure != TAGC_OK;
         if (status == TAGC_OK) status = failure;
     }
-    tagc_status rested = unit->is_there ? TAGC_OK : tagc_rest_end(model, unit);
+    tagc_status rested = unit->is_there ? TAGC_OK : tagc_rest_end(unit);
     stats->failed_here |= rested != TAGC_OK;
     return status == TAGC_OK ? rested : status;
 }
@@ -486,7 +483,7 @@ static void end_earlier(tagc_model_unit *unit) {
 static tagc_status take_outcome(tagc_model_unit *unit, tagc_model_stats *stats) {
     if (unit->model->device) unit->model->device->wait(unit);
     *stats = unit->stats;
-    tagc_status rested = unit->is_there ? tagc_rest_end(unit->model, unit) : TAGC_OK;
+    tagc_status rested = unit->is_there ? tagc_rest_end(unit) : TAGC_OK;
     stats->failed_here |= rested != TAGC_OK;
     return unit->ended == TAGC_OK ? rested : tagc_fail(unit->ended, "%s", unit->ended_text);
 }

@@ -1,6 +1,5 @@
 /* Follows the schedule (tagc/schedule.h): samples of gradients go in, sums over ranks decide, and plans come out as other parts and
  * other options of reducers. */
-#include "schedule/constants.h"
 #include "unit/unit.h"
 
 #include <stdio.h>
@@ -12,34 +11,16 @@ enum {
     N_SUMS = sizeof(tagc_schedule_sums) / sizeof(double)
 };
 
-static int class_has_levels(const tagc_model *model, tagc_class kind) {
-    const tagc_schedule_options *o = &model->schedule_options;
-    if (!o->gentle || kind == TAGC_CLASS_DENSE) return 0;
-    if (kind == TAGC_CLASS_MILD) return o->mild_sparsity > 0;
-    return o->sparsity > 0 && model->options.exchange == TAGC_EXCHANGE_DIRECT;
-}
-
-/* What a tensor without a plan of the schedule sends. */
-static tagc_schedule_plan fixed_plan(const tagc_model *model, tagc_class kind) {
-    const tagc_schedule_options *o = &model->schedule_options;
-    tagc_schedule_plan plan = {.level = TAGC_LEVEL_LAST, .moment = 1};
-    plan.format = kind == TAGC_CLASS_DENSE  ? (tagc_format)model->options.formats.dense
-                  : kind == TAGC_CLASS_MILD ? o->mild_format
-                                            : o->format;
-    plan.sparsity = kind == TAGC_CLASS_DENSE ? 0 : kind == TAGC_CLASS_MILD ? o->mild_sparsity : o->sparsity;
-    if (plan.sparsity == 0 && plan.format == TAGC_FORMAT_INT4) plan.block = TAGC_BLOCK_OF_EVERY;
-    return plan;
-}
-
 static tagc_status describe(tagc_model *model, tagc_schedule_parameter *described) {
+    const tagc_schedule_options *options = &model->schedule_options;
     uint32_t n = 0;
     uint64_t n_positions = 0;
     for (uint32_t i = 0; i < model->n_tensors; i++) {
         tagc_member *t = &model->tensors[i];
         size_t n_samples = 0;
-        t->plan = fixed_plan(model, t->kind);
+        t->plan = tagc_class_plan(options, model->options.formats.dense, t->kind);
         t->is_scheduled = t->kind != TAGC_CLASS_DENSE;
-        t->is_followed = class_has_levels(model, t->kind);
+        t->is_followed = tagc_class_has_levels(options, model->options.exchange, t->kind);
         if (!t->is_scheduled) continue;
         t->parameter = tagc_model_is_following(model) ? model->options.schedule.numbers[i] : n;
         described[n++] = (tagc_schedule_parameter){t->name, t->n_elems, t->kind};
@@ -308,10 +289,6 @@ static tagc_status change_parts(tagc_model_unit *unit) {
     return TAGC_OK;
 }
 
-static void lay_out_again(tagc_model_part *parts, uint32_t n_parts) {
-    for (uint32_t p = 0; p < n_parts; p++) tagc_part_lay_out(&parts[p]);
-}
-
 /* Hands the residual of one part to those where its tensors are now. to (n,): their new residuals. */
 static tagc_status hand_over(const tagc_model_part *from, const tagc_model_part *parts, float *const *to) {
     const tagc_model *model = from->model;
@@ -342,27 +319,12 @@ static tagc_status hand_over(const tagc_model_part *from, const tagc_model_part 
 
 /* Local. parts (n_parts,): the unit's new ones, in which its tensors are laid out already. */
 static tagc_status move_residuals(const tagc_model_unit *unit, tagc_model_part *parts, uint32_t n_parts) {
-    uint64_t n_all = 0;
-    void *memory;
-    for (uint32_t p = 0; p < n_parts; p++) n_all += tagc_reducer_residual_elems(parts[p].reducer);
-    TAGC_TRY(tagc_memory_create(n_parts * sizeof(float *) + (size_t)n_all * sizeof(float),
-                                "residuals of a unit", &memory));
-    float **residuals = memory, *values = (float *)(void *)(residuals + n_parts);
-    for (uint64_t i = 0; i < n_all; i++) values[i] = TAGC_ZERO_RESIDUAL;
-    for (uint32_t p = 0; p < n_parts; p++) {
-        uint64_t n = tagc_reducer_residual_elems(parts[p].reducer);
-        residuals[p] = n > 0 ? values : NULL;
-        values += n;
-    }
+    float **residuals;
+    TAGC_TRY(tagc_parts_open_residuals(parts, n_parts, &residuals));
     tagc_status status = TAGC_OK;
     for (uint32_t p = 0; status == TAGC_OK && p < unit->n_parts; p++)
         status = hand_over(&unit->parts[p], parts, residuals);
-    for (uint32_t p = 0; status == TAGC_OK && p < n_parts; p++)
-        if (residuals[p])
-            status = tagc_reducer_set_residual(parts[p].reducer, residuals[p],
-                                               tagc_reducer_residual_elems(parts[p].reducer));
-    tagc_memory_destroy(memory);
-    return status;
+    return tagc_parts_close_residuals(parts, n_parts, residuals, status);
 }
 
 /* New parts are made before old ones go, so that a failure of that changes nothing. Those of the same tensors as before get the reducers of these,
@@ -377,7 +339,7 @@ static tagc_status regroup(tagc_model *model, tagc_model_unit *unit) {
         char text[TAGC_ERROR_TEXT_BYTES];
         snprintf(text, sizeof text, "%s", tagc_last_error());
         tagc_unit_destroy_parts(parts, n_parts);
-        lay_out_again(unit->parts, unit->n_parts);
+        for (uint32_t p = 0; p < unit->n_parts; p++) tagc_part_lay_out(&unit->parts[p]);
         for (uint32_t p = 0; p < unit->n_parts; p++) tagc_part_take_back(&unit->parts[p]);
         return tagc_fail(status, "%s", text);
     }

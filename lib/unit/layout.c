@@ -401,19 +401,37 @@ void tagc_part_copy_residual(const tagc_model_part *part, float *residual, int t
     }
 }
 
-int tagc_member_is_zero(const tagc_model *model, const tagc_model_unit *unit, const tagc_member *tensor) {
+typedef struct zero_search {
+    const tagc_piece *piece;
+    uint64_t begin, end; /* the place's row */
+    int element, is_zero;
+} zero_search;
+
+static void look_for_values(void *context, uint64_t at, uint64_t first, uint64_t n) {
     enum { N_READ = 1024 };
+    zero_search *search = context;
     float values[N_READ];
-    for (size_t p = 0; p < tensor->n_gradients; p++) {
-        const tagc_piece *piece = &unit->gradients[tensor->first_gradient + p];
-        for (uint64_t at = 0, n; at < piece->n_elems; at += n) {
-            n = piece->n_elems - at < N_READ ? piece->n_elems - at : N_READ;
-            tagc_elements_read(piece->values, model->options.formats.gradient, at, n, values);
-            for (uint64_t i = 0; i < n; i++)
-                if (!(values[i] == 0)) return 0;
-        }
+    if (at < search->begin || at >= search->end) return;
+    for (uint64_t done = 0, n_here; search->is_zero && done < n; done += n_here) {
+        n_here = n - done < N_READ ? n - done : N_READ;
+        tagc_elements_read(search->piece->values, search->element, first - search->piece->first + done,
+                           n_here, values);
+        for (uint64_t i = 0; i < n_here; i++) search->is_zero &= values[i] == 0;
     }
-    return 1;
+}
+
+int tagc_part_is_zero(const tagc_model_part *part, const tagc_member *tensor) {
+    uint64_t n_place = tagc_part_place_elems(part), begin = n_place * (uint64_t)part->model->place;
+    zero_search search = {.begin = begin,
+                          .end = begin + n_place,
+                          .element = part->model->options.formats.gradient,
+                          .is_zero = 1};
+    for (size_t i = 0; i < tensor->n_gradients; i++) {
+        search.piece = &part->unit->gradients[tensor->first_gradient + i];
+        tagc_part_stretches(part, tensor, search.piece->first, search.piece->n_elems, look_for_values,
+                            &search);
+    }
+    return search.is_zero;
 }
 
 void tagc_member_owned(const tagc_model *model, int rank, const tagc_member *tensor, uint64_t *first,

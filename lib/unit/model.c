@@ -1,6 +1,5 @@
 /* The life of a model's object, and what it answers about itself. */
 #include "core/cpu.h"
-#include "core/sized.h"
 #include "unit/unit.h"
 
 #include <math.h>
@@ -8,82 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static const tagc_model_options default_options = {
-    .op = TAGC_OP_AVG,
-    .n_threads = 1,
-    .exchange = TAGC_EXCHANGE_DIRECT,
-    .schedule = {.moment = TAGC_MOMENT_STAYS},
-    .layout = {.output = TAGC_OUTPUT_SHARD, .cut = TAGC_CUT_ROWS, .min_elems = TAGC_CLASS_MIN_ELEMS},
-    .formats = {.gradient = TAGC_ELEMENT_FP32,
-                .sum = TAGC_ELEMENT_FP32,
-                .dense = TAGC_FORMAT_FP32,
-                .residual = -1,
-                .result = -1,
-                .result_sparsity = -1},
-    .hosts = {.format = -1},
-};
-static const tagc_sized options_struct = {"tagc_model_options", sizeof(tagc_model_options),
-                                          offsetof(tagc_model_options, name) +
-                                              sizeof(char *), /* the last field of the first release */
-                                          &default_options};
-
-void tagc_model_options_init_sized(tagc_model_options *options, size_t struct_bytes) {
-    tagc_sized_init(&options_struct, options, struct_bytes);
-}
-
 /* ---- options ---- */
-
-static tagc_status check_choice(const char *name, int value, int low, int high) {
-    if (value >= low && value <= high) return TAGC_OK;
-    return tagc_fail(TAGC_ERR_ARGUMENT, "%s is %d, must be in [%d, %d]", name, value, low, high);
-}
-
-static tagc_status check_options(const tagc_model_options *o, int n_places) {
-    TAGC_TRY(check_choice("schedule.moment", o->schedule.moment, TAGC_MOMENT_STAYS, TAGC_MOMENT_NONE));
-    TAGC_TRY(check_choice("layout.output", o->layout.output, TAGC_OUTPUT_SHARD, TAGC_OUTPUT_HOST_SHARD));
-    TAGC_TRY(check_choice("op", o->op, TAGC_OP_AVG, TAGC_OP_SUM));
-    TAGC_TRY(check_choice("formats.gradient", o->formats.gradient, TAGC_ELEMENT_FP32, TAGC_ELEMENT_FP16));
-    TAGC_TRY(check_choice("formats.sum", o->formats.sum, TAGC_ELEMENT_FP32, TAGC_ELEMENT_FP16));
-    TAGC_TRY(check_choice("formats.dense", o->formats.dense, TAGC_FORMAT_FP32, TAGC_FORMAT_BF16));
-    TAGC_TRY(check_choice("n_threads", o->n_threads, 1, 256));
-    TAGC_TRY(check_choice("exchange", o->exchange, TAGC_EXCHANGE_SKETCH, TAGC_EXCHANGE_DIRECT));
-    TAGC_TRY(check_choice("rests", o->rests, 0, 1));
-    TAGC_TRY(check_choice("hosts.summed", o->hosts.summed, 0, 1));
-    if (o->hosts.summed && n_places > 1 && o->layout.output == TAGC_OUTPUT_UNIT)
-        return tagc_fail(
-            TAGC_ERR_UNSUPPORTED,
-            "summed with output UNIT: take HOST_SHARD, and send the host's ranks what each gets");
-    if (o->hosts.summed && o->layout.cut == TAGC_CUT_FLAT_ARRAYS)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "summed with cut FLAT_ARRAYS, which are whole: take FLAT");
-    if (o->formats.residual != -1 && o->formats.residual != TAGC_RESIDUAL_NONE &&
-        o->formats.residual != TAGC_FORMAT_FP32 && o->formats.residual != TAGC_FORMAT_INT8 &&
-        o->formats.residual != TAGC_FORMAT_INT4)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "formats.residual is %d, must be -1, NONE, FP32, INT8 or INT4",
-                         o->formats.residual);
-    TAGC_TRY(check_choice("hosts.format", o->hosts.format, -1, TAGC_FORMAT_BF16));
-    TAGC_TRY(check_choice("layout.cut", o->layout.cut, TAGC_CUT_ROWS, TAGC_CUT_RANGES));
-    if (o->layout.cut == TAGC_CUT_FLAT_ARRAYS &&
-        (o->formats.gradient != TAGC_ELEMENT_FP32 || o->formats.sum != TAGC_ELEMENT_FP32))
-        return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "cut is FLAT_ARRAYS, which are fp32, but gradient is %d and sum %d",
-                         o->formats.gradient, o->formats.sum);
-    if (!o->schedule.follows != !o->schedule.numbers)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "follows and numbers: one is NULL, and the other is not");
-    if ((o->layout.cut == TAGC_CUT_FLAT || o->layout.cut == TAGC_CUT_FLAT_ARRAYS) &&
-        (o->schedule.follows || o->rests))
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "follows and rests need the cut ROWS or RANGES");
-    if ((o->layout.cut == TAGC_CUT_RANGES) != (o->layout.ranges != NULL))
-        return tagc_fail(TAGC_ERR_ARGUMENT, "cut is %d, and ranges %s: RANGES needs them, and no other cut",
-                         o->layout.cut, o->layout.ranges ? "are given" : "are NULL");
-    if (o->layout.cut == TAGC_CUT_RANGES && o->layout.output == TAGC_OUTPUT_UNIT)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "cut is RANGES, and output UNIT, of which nobody owns a part");
-    int is_paper = o->exchange == TAGC_EXCHANGE_SKETCH || o->exchange == TAGC_EXCHANGE_PACKED;
-    if (o->paper && !is_paper)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "paper is set, but exchange is none of the paper's");
-    if (is_paper && o->formats.residual > TAGC_FORMAT_FP32)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is one of the paper's, which have residual FP32");
-    return TAGC_OK;
-}
 
 /* What a device cannot do. */
 static tagc_status check_device(const tagc_model *model) {
@@ -99,9 +23,7 @@ static tagc_status check_device(const tagc_model *model) {
 
 static tagc_status read_options(tagc_model *model, const tagc_model_options *from) {
     tagc_model_options *o = &model->options;
-    tagc_model_options_init(o);
-    if (from) TAGC_TRY(tagc_sized_read(&options_struct, from, o));
-    TAGC_TRY(check_options(o, model->n_places));
+    TAGC_TRY(tagc_model_options_read(from, model->n_places, o));
     if (model->device) TAGC_TRY(check_device(model));
     tagc_schedule_options_init(&model->schedule_options);
     if (o->schedule.options)

@@ -11,29 +11,6 @@ static tagc_class kind_of(const tagc_model_part *part) {
     return part->model->tensors[part->members[0]].kind;
 }
 
-static int is_compressed(const tagc_model_part *part) {
-    return kind_of(part) == TAGC_CLASS_COMPRESSED;
-}
-
-static int is_paper(const tagc_model_part *part) {
-    int exchange = part->model->options.exchange;
-    return is_compressed(part) && (exchange == TAGC_EXCHANGE_SKETCH || exchange == TAGC_EXCHANGE_PACKED);
-}
-
-static int is_dense(const tagc_model_part *part) {
-    return kind_of(part) == TAGC_CLASS_DENSE;
-}
-
-/* Of a dense part: that of its class. */
-static int format_of(const tagc_model_part *part) {
-    return is_dense(part) ? part->model->options.formats.dense : (int)part->plan.format;
-}
-
-/* direct can, the other exchanges read fp32. */
-int tagc_part_reads_bf16(const tagc_model_part *part) {
-    return part->model->options.formats.gradient == TAGC_ELEMENT_BF16 && !is_paper(part) && !is_dense(part);
-}
-
 /* ---- one part ---- */
 
 /* CRC-32 as in zlib. */
@@ -47,7 +24,7 @@ static uint32_t crc32_of(uint32_t crc, const char *bytes, size_t n) {
 }
 
 /* Of the part's first name in the alphabet, so that it does not depend on how tensors are grouped; the ranks of a host round other
- * values of the same tensors. The PyTorch layer, where it does not use a model, has the same seeds, so that results are the same. */
+ * values of the same tensors. */
 static uint64_t seed_of(const tagc_model_part *part) {
     const tagc_model *model = part->model;
     const char *first = model->tensors[part->members[0]].name;
@@ -60,56 +37,26 @@ static uint64_t seed_of(const tagc_model_part *part) {
     return crc32_of(crc32_of(0, first, strlen(first)), place, strlen(place));
 }
 
-static uint64_t tag_of(const tagc_model_part *part) {
-    return part->model->options.tag + (uint64_t)(part->unit - part->model->units);
+static tagc_exchanged exchanged(const tagc_model_part *part) {
+    const tagc_model *model = part->model;
+    return (tagc_exchanged){.kind = kind_of(part),
+                            .is_followed = part->is_followed,
+                            .plan = part->plan,
+                            .n_elems = tagc_part_place_elems(part),
+                            .tag = model->options.tag + (uint64_t)(part->unit - model->units),
+                            .n_hosts = model->n_hosts,
+                            .n_places = model->n_places};
 }
 
 void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *o) {
-    const tagc_model *model = part->model;
-    const tagc_model_options *asked = &model->options;
-    tagc_reducer_options_init(o);
-    o->n_elems = tagc_part_place_elems(part);
-    o->tag = tag_of(part);
-    o->op = model->options.op;
-    o->output = model->options.layout.output == TAGC_OUTPUT_SHARD ? TAGC_OUTPUT_SHARD : TAGC_OUTPUT_UNIT;
-    o->n_threads = model->options.n_threads;
+    const tagc_exchanged what = exchanged(part);
+    tagc_options_between(&part->model->options, &what, o);
     o->rounding_seed = seed_of(part);
-    if (is_paper(part)) {
-        o->exchange = model->options.exchange;
-        o->paper = model->options.paper;
-        o->sparsity = model->schedule_options.sparsity;
-        return;
-    }
-    o->format = format_of(part);
-    if (model->within && model->n_hosts == 1) o->format = TAGC_FORMAT_FP32; /* nothing leaves the host */
-    o->exchange = TAGC_EXCHANGE_DIRECT;
-    o->sparsity = 0;
-    if (is_dense(part)) return;
-    o->residual = asked->formats.residual;
-    o->gradient = tagc_part_reads_bf16(part) ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
-    if (model->within && model->n_hosts == 1) return;
-    o->sparsity = part->plan.sparsity;
-    if (o->format >= TAGC_FORMAT_INT8) o->block = asked->formats.block;
-    if (part->plan.block > 0 && (o->block == 0 || (part->is_followed && o->block > part->plan.block)))
-        o->block = part->plan.block;
-    if (!is_compressed(part) || (part->is_followed && part->plan.sparsity == 0)) return;
-    o->result_format = asked->formats.result;
-    o->result_sparsity = asked->formats.result_sparsity;
 }
 
-/* Ranks of a host add up in fp32. */
 void tagc_part_host_options(const tagc_model_part *part, tagc_reducer_options *o) {
-    const tagc_model *model = part->model;
-    tagc_reducer_options_init(o);
-    o->n_elems = tagc_part_place_elems(part) * (uint64_t)model->n_places;
-    o->tag = tag_of(part);
-    o->op = model->options.op;
-    o->sparsity = 0;
-    o->format = model->options.hosts.format >= 0      ? model->options.hosts.format
-                : format_of(part) == TAGC_FORMAT_FP32 ? TAGC_FORMAT_FP32
-                                                      : TAGC_FORMAT_BF16;
-    o->gradient = model->options.formats.gradient == TAGC_ELEMENT_BF16 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
-    o->n_threads = model->options.n_threads;
+    const tagc_exchanged what = exchanged(part);
+    tagc_options_within(&part->model->options, &what, o);
 }
 
 void tagc_unit_label(const tagc_model *model, uint32_t unit, uint32_t tensor, char label[TAGC_LABEL_BYTES]) {
@@ -129,11 +76,8 @@ static void name_reducers(const tagc_model_part *part) {
 
 /* 1: values of a class travel as they are, for which there are no kernels. It has no levels then. */
 static int is_whole(const tagc_model *model, tagc_class kind) {
-    const tagc_schedule_options *s = &model->schedule_options;
-    if (kind == TAGC_CLASS_DENSE) return 1;
-    tagc_format format = kind == TAGC_CLASS_MILD ? s->mild_format : s->format;
-    double sparsity = kind == TAGC_CLASS_MILD ? s->mild_sparsity : s->sparsity;
-    return sparsity == 0 && (format == TAGC_FORMAT_FP32 || format == TAGC_FORMAT_BF16);
+    tagc_schedule_plan plan = tagc_class_plan(&model->schedule_options, model->options.formats.dense, kind);
+    return plan.sparsity == 0 && plan.format <= TAGC_FORMAT_BF16;
 }
 
 /* A unit of such classes alone has no kernels, as it has none for what is not direct. */
@@ -162,9 +106,11 @@ static tagc_status make_part(tagc_model_part *part) {
         tagc_part_set_feeds(part);
         if (tagc_model_adds_up(model)) {
             tagc_part_host_options(part, &host);
-            TAGC_TRY(tagc_reducer_create_fed(model->within, &host, &part->host_feed, &part->host_sum));
+            TAGC_TRY(tagc_reducer_make(&tagc_host_arrays, NULL, &part->host_feed, model->within, &host,
+                                       &part->host_sum));
         }
-        TAGC_TRY(tagc_reducer_create_fed(model->between, &options, &part->feed, &part->reducer));
+        TAGC_TRY(tagc_reducer_make(&tagc_host_arrays, NULL, &part->feed, model->between, &options,
+                                   &part->reducer));
     }
     name_reducers(part);
     uint64_t n_resting = model->options.rests ? 2 * tagc_reducer_residual_elems(part->reducer) : 0;

@@ -10,6 +10,32 @@ int tagc_model_has_residual(const tagc_model *model, uint32_t tensor) {
            tagc_reducer_residual_elems(model->tensors[tensor].part->reducer) > 0;
 }
 
+tagc_status tagc_parts_open_residuals(const tagc_model_part *parts, uint32_t n_parts, float ***out) {
+    uint64_t n_all = 0;
+    void *memory;
+    for (uint32_t p = 0; p < n_parts; p++) n_all += tagc_reducer_residual_elems(parts[p].reducer);
+    TAGC_TRY(tagc_memory_create(n_parts * sizeof(float *) + (size_t)n_all * sizeof(float),
+                                "residuals of a unit", &memory));
+    float **residuals = *out = memory, *values = (float *)(void *)(residuals + n_parts);
+    fill_with_zero(values, n_all);
+    for (uint32_t p = 0; p < n_parts; p++) {
+        uint64_t n = tagc_reducer_residual_elems(parts[p].reducer);
+        residuals[p] = n > 0 ? values : NULL;
+        values += n;
+    }
+    return TAGC_OK;
+}
+
+tagc_status tagc_parts_close_residuals(tagc_model_part *parts, uint32_t n_parts, float **residuals,
+                                       tagc_status status) {
+    for (uint32_t p = 0; status == TAGC_OK && p < n_parts; p++)
+        if (residuals[p])
+            status = tagc_reducer_set_residual(parts[p].reducer, residuals[p],
+                                               tagc_reducer_residual_elems(parts[p].reducer));
+    tagc_memory_destroy(residuals);
+    return status;
+}
+
 /* Room for the residual of any part of a unit. */
 static tagc_status make_room(const tagc_model_unit *unit, float **room) {
     uint64_t most = 0;
@@ -74,14 +100,15 @@ tagc_status tagc_model_forget(tagc_model *model) {
 /* ---- tensors that rest ---- */
 
 /* resting: | kept (n) | sent (n) |. Every row has a slot of a tensor. */
-static tagc_status withdraw(const tagc_model *model, tagc_model_part *part) {
+static tagc_status withdraw(tagc_model_part *part) {
+    const tagc_model *model = part->model;
     uint64_t n = tagc_reducer_residual_elems(part->reducer);
     float *kept = part->resting, *sent = kept + n;
     for (uint32_t i = 0; i < part->n_members; i++) {
         const tagc_member *t = &model->tensors[part->members[i]];
         if (!t->is_zero) continue;
         if (!part->rests) {
-            TAGC_TRY(tagc_reducer_get_residual(part->reducer, sent, n));
+            TAGC_TRY(tagc_reducer_read_residual(part->reducer, sent));
             fill_with_zero(kept, n);
             part->rests = 1;
         }
@@ -93,30 +120,30 @@ static tagc_status withdraw(const tagc_model *model, tagc_model_part *part) {
             }
         }
     }
-    return part->rests ? tagc_reducer_set_residual(part->reducer, sent, n) : TAGC_OK;
+    return part->rests ? tagc_reducer_write_residual(part->reducer, sent) : TAGC_OK;
 }
 
-static tagc_status find_zeros(const tagc_model *model, tagc_model_unit *unit, void *stream) {
-    if (unit->is_there) return model->device->find_zeros(unit, stream);
-    for (uint32_t i = 0; i < unit->n_members; i++) {
-        tagc_member *t = &model->tensors[unit->members[i]];
-        t->is_zero = tagc_member_is_zero(model, unit, t);
+tagc_status tagc_part_rest(tagc_model_part *part) {
+    tagc_model *model = part->model;
+    if (!part->resting) return TAGC_OK;
+    for (uint32_t i = 0; !part->is_there && i < part->n_members; i++) {
+        tagc_member *t = &model->tensors[part->members[i]];
+        t->is_zero = tagc_part_is_zero(part, t);
     }
-    return TAGC_OK;
+    return withdraw(part);
 }
 
 tagc_status tagc_rest_begin(tagc_model *model, tagc_model_unit *unit, void *stream) {
     if (!model->options.rests) return TAGC_OK;
     for (uint32_t p = 0; p < unit->n_parts; p++) unit->parts[p].rests = 0;
-    TAGC_TRY(find_zeros(model, unit, stream));
+    if (unit->is_there) TAGC_TRY(model->device->find_zeros(unit, stream));
     for (uint32_t p = 0; p < unit->n_parts; p++)
-        if (unit->parts[p].resting) TAGC_TRY(withdraw(model, &unit->parts[p]));
+        if (!unit->parts[p].host_sum) TAGC_TRY(tagc_part_rest(&unit->parts[p]));
     return TAGC_OK;
 }
 
-tagc_status tagc_rest_end(tagc_model *model, tagc_model_unit *unit) {
+tagc_status tagc_rest_end(tagc_model_unit *unit) {
     tagc_status status = TAGC_OK;
-    (void)model;
     for (uint32_t p = 0; p < unit->n_parts; p++) {
         tagc_model_part *part = &unit->parts[p];
         if (!part->rests) continue;

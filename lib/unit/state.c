@@ -606,31 +606,15 @@ static void add_file(const tagc_model *model, const tagc_model_unit *unit, const
 
 static tagc_status load_by_value(tagc_model *model, tagc_model_unit *unit, const saved_files *taken,
                                  const saved_about *about) {
-    uint64_t n_all = 0;
-    void *memory;
-    for (uint32_t p = 0; p < unit->n_parts; p++) n_all += tagc_reducer_residual_elems(unit->parts[p].reducer);
-    TAGC_TRY(tagc_memory_create(unit->n_parts * sizeof(float *) + (size_t)n_all * sizeof(float),
-                                "residuals of a unit", &memory));
-    float **residuals = memory, *values = (float *)(void *)(residuals + unit->n_parts);
-    for (uint64_t i = 0; i < n_all; i++) values[i] = TAGC_ZERO_RESIDUAL;
-    for (uint32_t p = 0; p < unit->n_parts; p++) {
-        uint64_t n = tagc_reducer_residual_elems(unit->parts[p].reducer);
-        residuals[p] = n > 0 ? values : NULL;
-        values += n;
-    }
+    float **residuals;
+    TAGC_TRY(tagc_parts_open_residuals(unit->parts, unit->n_parts, &residuals));
     /* A mean over H hosts gives a residual 1 / H of its weight. */
     double factor = model->options.op == TAGC_OP_AVG ? (double)model->n_hosts / (double)about->n_hosts : 1.0;
     for (size_t i = 0; i < taken->n; i++) add_file(model, unit, &taken->files[i], residuals, factor);
     tagc_status status = TAGC_OK;
-    for (uint32_t p = 0; status == TAGC_OK && p < unit->n_parts; p++) {
-        if (!residuals[p]) continue;
-        status = tagc_reducer_set_steps(unit->parts[p].reducer, unit->n_exchanges);
-        if (status == TAGC_OK)
-            status = tagc_reducer_set_residual(unit->parts[p].reducer, residuals[p],
-                                               tagc_reducer_residual_elems(unit->parts[p].reducer));
-    }
-    tagc_memory_destroy(memory);
-    return status;
+    for (uint32_t p = 0; status == TAGC_OK && p < unit->n_parts; p++)
+        if (residuals[p]) status = tagc_reducer_set_steps(unit->parts[p].reducer, unit->n_exchanges);
+    return tagc_parts_close_residuals(unit->parts, unit->n_parts, residuals, status);
 }
 
 /* *is_loaded: every part has got the bytes that it saved. */

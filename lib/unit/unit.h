@@ -1,5 +1,5 @@
-/* Inside of a model: layout.c (where values lie), model.c (life), parts.c (what one reducer exchanges), exchange.c (one exchange of a unit),
- * residual.c (what is not sent), follow.c (the schedule), state.c (checkpoints).
+/* Inside of a model: options.c (what follows from options alone), layout.c (where values lie), model.c (life), parts.c (what one reducer
+ * exchanges), exchange.c (one exchange of a unit), residual.c (what is not sent), follow.c (the schedule), state.c (checkpoints).
  *
  * A unit's tensors of one class and level are a part, which one reducer exchanges. Without hosts of several ranks (L = 1):
  *
@@ -17,7 +17,7 @@
 
 #include "core/memory.h"
 #include "exchange/reducer.h"
-#include "tagc/model.h"
+#include "unit/options.h"
 
 #include <stdatomic.h>
 
@@ -80,7 +80,7 @@ typedef struct tagc_member {
     uint64_t *offsets; /* (n_owners,) of its elements in each owner's row; NULL without ranges */
     /* Its pieces in the exchange under way, in the unit's lists. */
     size_t first_gradient, n_gradients, first_sum, n_sums;
-    int is_zero; /* with options.rests: its gradient is, on this rank */
+    int is_zero; /* with options.rests: all that this place gets of its gradient is */
 } tagc_member;
 
 /* What one reducer exchanges. */
@@ -221,8 +221,8 @@ void tagc_part_write_gradient(const tagc_model_part *part, uint64_t begin, uint6
                               const tagc_member **lacks);
 /* Copies between the unit's gradients, which are fp32 here, and what this place keeps of the part, in the part's order (place_elems). */
 void tagc_part_copy_residual(const tagc_model_part *part, float *residual, int to_pieces);
-/* 1: all of a tensor's gradient is zero. */
-int tagc_member_is_zero(const tagc_model *model, const tagc_model_unit *unit, const tagc_member *tensor);
+/* 1: all that this place gets of a tensor's gradient is zero. */
+int tagc_part_is_zero(const tagc_model_part *part, const tagc_member *tensor);
 /* What was written there, as sums are. */
 void tagc_part_read_sums(const tagc_model_part *part, uint64_t begin, uint64_t n, void *values);
 /* An element of the gradient; 0 if no piece covers it. */
@@ -269,8 +269,6 @@ void tagc_unit_destroy_parts(tagc_model_part *parts, uint32_t n_parts);
 /* Options of the reducer of a part, and of that which adds up within a host. */
 void tagc_part_options(const tagc_model_part *part, tagc_reducer_options *options);
 void tagc_part_host_options(const tagc_model_part *part, tagc_reducer_options *options);
-/* 1: the reducer that reads the caller's gradients takes bf16; else fp32. */
-int tagc_part_reads_bf16(const tagc_model_part *part);
 /* What messages call an exchange of a unit. tensor: of it, a number. */
 enum { TAGC_LABEL_BYTES = 96 };
 void tagc_unit_label(const tagc_model *model, uint32_t unit, uint32_t tensor, char label[TAGC_LABEL_BYTES]);
@@ -308,10 +306,19 @@ tagc_status tagc_unit_check(const tagc_model *model, uint32_t unit, const char *
 
 /* ---- residual.c ---- */
 
+/* *residuals (n_parts,): a new residual of each part, of zeros; NULL where it has none. _close gives them to the parts, if status is
+ * TAGC_OK, and frees them. */
+tagc_status tagc_parts_open_residuals(const tagc_model_part *parts, uint32_t n_parts, float ***residuals);
+tagc_status tagc_parts_close_residuals(tagc_model_part *parts, uint32_t n_parts, float **residuals,
+                                       tagc_status status);
 /* Takes what tensors with a zero gradient keep out of the reducers, and puts it back. Both do nothing without options.rests. Of a unit that
- * stays on a device the caller's thread does it, before and after the exchange. stream: the device's, where gradients come. */
+ * stays on a device the caller's thread does it, before and after the exchange. stream: the device's, where gradients come.
+ *
+ * What is not sent yet is the host's, and goes out with the host's sum, so that sum decides: _rest_begin leaves parts to _part_rest whose
+ * ranks add up here, until they have. */
 tagc_status tagc_rest_begin(tagc_model *model, tagc_model_unit *unit, void *stream);
-tagc_status tagc_rest_end(tagc_model *model, tagc_model_unit *unit);
+tagc_status tagc_part_rest(tagc_model_part *part);
+tagc_status tagc_rest_end(tagc_model_unit *unit);
 
 /* ---- follow.c ---- */
 

@@ -9,6 +9,7 @@
 #include "plan/plan.h"
 #include "tagc/policy.h"
 #include "transport/work.h"
+#include "unit/options.h"
 #include <math.h>
 
 tagc_mesh_group tagc_mesh_group_of(const tagc_mesh_question *q, int unit) {
@@ -51,17 +52,23 @@ static int n_owners(const tagc_mesh_question *q, const tagc_mesh_group *g) {
 static double reducer_of(const tagc_mesh_question *q, const tagc_mesh_values *unit, int class_,
                          const tagc_mesh_group *g, tagc_reducer_options *r) {
     const double n_values[TAGC_N_CLASSES] = {unit->compressed, unit->mild, unit->dense};
-    tagc_reducer_options_init(r);
-    r->n_elems = tagc_plan_own_elems(n_values[class_], g->n_hosts, g->per_host);
-    tagc_reducer_options_send_whole(r, TAGC_FORMAT_BF16); /* as the gradients are */
-    if (class_ != TAGC_CLASS_DENSE) {
-        tagc_schedule_options schedule;
-        tagc_schedule_options_init(&schedule);
-        int is_mild = class_ == TAGC_CLASS_MILD && q->sparsity > 0;
-        r->format = is_mild ? (int)schedule.mild_format : q->format;
-        r->sparsity = is_mild ? fmin(schedule.mild_sparsity, q->sparsity) : q->sparsity;
-    }
-    if (q->sharding == TAGC_SHARD_NONE || q->sharding == TAGC_SHARD_HYBRID) r->output = TAGC_OUTPUT_UNIT;
+    tagc_schedule_options schedule;
+    tagc_model_options model;
+    tagc_schedule_options_init(&schedule);
+    schedule.format = (tagc_format)q->format;
+    schedule.sparsity = q->sparsity;
+    schedule.mild_sparsity = fmin(schedule.mild_sparsity, q->sparsity);
+    if (q->sparsity == 0) schedule.mild_format = schedule.format;
+    tagc_model_options_init(&model);
+    model.formats.dense = TAGC_FORMAT_BF16; /* as the gradients are */
+    if (q->sharding == TAGC_SHARD_NONE || q->sharding == TAGC_SHARD_HYBRID)
+        model.layout.output = TAGC_OUTPUT_UNIT;
+    const tagc_exchanged what = {.kind = (tagc_class)class_,
+                                 .plan = tagc_class_plan(&schedule, model.formats.dense, (tagc_class)class_),
+                                 .n_elems = tagc_plan_own_elems(n_values[class_], g->n_hosts, g->per_host),
+                                 .n_hosts = g->n_hosts,
+                                 .n_places = g->per_host};
+    tagc_options_between(&model, &what, r);
     return n_values[class_];
 }
 
@@ -126,7 +133,7 @@ static tagc_status add_reducer(const tagc_reducer_options *options, const tagc_m
                                held *to, uint64_t *work, packing *packed) {
     tagc_exchange_memory memory;
     for (int i = 0; i < n_units; i++) {
-        TAGC_TRY(tagc_reducer_memory(options, g->n_hosts, i, &memory));
+        TAGC_TRY(tagc_reducer_memory(options, g->n_hosts, i, TAGC_FED_NOT, &memory));
         to->residual += (double)memory.residual;
         to->buffers += (double)(memory.buffers + memory.spare);
     }

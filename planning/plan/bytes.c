@@ -1,10 +1,13 @@
-/* Asks lib/exchange for the volume of one exchange. */
+/* Asks lib/exchange for the volume of one exchange, and for what reducers hold. */
 #include "plan/bytes.h"
 
 #include "exchange/all_to_all.h"
 #include "exchange/options.h"
 #include "exchange/volume.h"
+#include "transport/work.h"
+#include "unit/options.h"
 #include <math.h>
+#include <stdlib.h>
 
 uint64_t tagc_plan_own_elems(double n_values, int n_hosts, int per_host) {
     return tagc_padded_elems((uint64_t)ceil(n_values / per_host), n_hosts);
@@ -49,4 +52,68 @@ double tagc_plan_all_to_all_bytes(int format, int block, int element_bytes, doub
     uint64_t n = (uint64_t)ceil(n_values * per_host), element = (uint64_t)element_bytes;
     int is_whole = format == TAGC_FORMAT_BF16;
     return (n_hosts - 1) * (double)tagc_all_to_all_bytes(&options, is_whole ? NULL : &blocks, element, n);
+}
+
+/* ---- what reducers hold ---- */
+
+typedef struct alike {
+    uint64_t residual;
+    int n;
+} alike;
+
+/* How many reducers before this one have a residual of so many bytes. */
+static int count_alike(alike *sizes, size_t *n_sizes, uint64_t residual) {
+    size_t i = 0;
+    while (i < *n_sizes && sizes[i].residual != residual) i++;
+    if (i == *n_sizes) sizes[(*n_sizes)++] = (alike){residual, 0};
+    return sizes[i].n++;
+}
+
+/* The reducer that adds a part up within a host. */
+static void within_host(const tagc_reducer_options *part, int n_places, const tagc_model_options *hosts,
+                        tagc_reducer_options *host) {
+    const tagc_exchanged what = {
+        .plan = {.format = (tagc_format)part->format}, .n_elems = part->n_elems, .n_places = n_places};
+    tagc_options_within(hosts, &what, host);
+}
+
+static tagc_status add_needs(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
+                             int world_size, int n_places, const tagc_model_options *hosts, alike *sizes,
+                             tagc_host_memory *out) {
+    tagc_feeding feeding = n_places == 0 ? TAGC_FED_NOT : TAGC_FED;
+    tagc_work_sum between = {0}, within = {0};
+    uint64_t spares = 0;
+    size_t n_sizes = 0;
+    for (size_t i = 0; i < n; i++) {
+        tagc_exchange_memory memory;
+        int is_new_unit = i == 0 || units[i] != units[i - 1];
+        TAGC_TRY(tagc_reducer_memory(&parts[i], world_size, 0, feeding, &memory));
+        int n_before = count_alike(sizes, &n_sizes, memory.residual);
+        if (n_before > 0) TAGC_TRY(tagc_reducer_memory(&parts[i], world_size, n_before, feeding, &memory));
+        out->residual += memory.residual;
+        out->buffers += memory.buffers;
+        spares += memory.spare;
+        tagc_work_add(&between, is_new_unit, memory.work);
+        if (n_places < 2) continue;
+        tagc_reducer_options host;
+        within_host(&parts[i], n_places, hosts, &host);
+        TAGC_TRY(tagc_reducer_memory(&host, n_places, 0, TAGC_FED_WITHIN, &memory));
+        out->buffers += memory.buffers;
+        tagc_work_add(&within, is_new_unit, memory.work);
+    }
+    int kind = n_places < 2 ? TAGC_WORK_REDUCE : TAGC_WORK_PLACE;
+    out->transient = spares + tagc_work_capacity(kind, between.most, between.total) +
+                     tagc_work_capacity(TAGC_WORK_HOST_SUM, within.most, within.total);
+    return TAGC_OK;
+}
+
+tagc_status tagc_plan_reducers(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
+                               int world_size, int n_places, const tagc_model_options *hosts,
+                               tagc_host_memory *out) {
+    *out = (tagc_host_memory){0};
+    alike *sizes = calloc(n + 1, sizeof *sizes);
+    if (!sizes) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a plan of %zu reducers", n);
+    tagc_status status = add_needs(parts, units, n, world_size, n_places, hosts, sizes, out);
+    free(sizes);
+    return status;
 }

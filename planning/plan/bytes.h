@@ -1,8 +1,9 @@
-/* Bytes of one exchange of tagc's between hosts, after a sum within each: asked of the code that lays exchanges out. */
+/* Bytes of one exchange of tagc's between hosts, after a sum within each, and what its reducers hold: asked of the code that lays
+ * exchanges out. */
 #ifndef TAGC_PLAN_BYTES_H
 #define TAGC_PLAN_BYTES_H
 
-#include "tagc/tagc.h"
+#include "tagc/model.h"
 
 /* Values that a rank exchanges of so many: each of a host's ranks has its part. */
 uint64_t tagc_plan_own_elems(double n_values, int n_hosts, int per_host);
@@ -18,5 +19,17 @@ tagc_status tagc_plan_gathered_bytes(int kind, double n_values, int n_hosts, int
  * Whatever the number of ranks on a host, those of one place are an all-to-all, with one message for each other host. */
 double tagc_plan_all_to_all_bytes(int format, int block, int element_bytes, double n_values, int n_hosts,
                                   int per_host);
+
+/* Bytes of a rank for reducers. */
+typedef struct tagc_host_memory {
+    uint64_t residual, buffers;
+    uint64_t transient; /* of the exchange under way */
+} tagc_host_memory;
+
+/* As tagc_plan_host_memory (sizes/memory.h), without what ranks of a host send each other afterwards. hosts: the formats in which the model
+ * reads gradients, and adds them up within a host. */
+tagc_status tagc_plan_reducers(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
+                               int world_size, int n_places, const tagc_model_options *hosts,
+                               tagc_host_memory *out);
 
 #endif

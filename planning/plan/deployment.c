@@ -3,6 +3,7 @@
 
 #include "core/status.h"
 #include "exchange/options.h"
+#include "plan/bytes.h"
 #include "transport/work.h"
 #include "unit/gather.h"
 #include "unit/unit.h"
@@ -149,42 +150,12 @@ void tagc_deployment_destroy(tagc_deployment *d) {
 
 /* ---- memory ---- */
 
-static uint64_t residual_of(const tagc_deployment *d, int flat) {
-    tagc_exchange_memory memory = {0};
-    const tagc_reduction *r = &d->flats[flat].reduction;
-    (void)tagc_reducer_memory(&r->options, r->n_ranks, 0,
-                              &memory); /* cannot fail: the options were checked */
-    return memory.residual;
-}
-
-/* The number of earlier flats whose reducers share their spares with this one. */
-static int n_alike_before(const tagc_deployment *d, int flat) {
-    uint64_t n_bytes = residual_of(d, flat);
-    int n = 0;
-    for (int i = 0; i < flat; i++) n += residual_of(d, i) == n_bytes;
-    return n;
-}
-
 /* What outlives a pass: masters, gradients and moments of the owner, and whole copies if they are replicated. */
 static uint64_t state_bytes(const tagc_deployment *d, int flat) {
     uint64_t n_owned = d->flats[flat].n_owned, n_padded = d->layout->flats[flat].n_padded;
     uint64_t n_elems = 4 * n_owned;
     if (d->setup->engine.sharding == TAGC_SHARD_GRAD) n_elems += n_padded;
     return n_elems * sizeof(float);
-}
-
-/* What steps take of shared memory: of one unit, of the unit that takes most, and of all. */
-typedef struct work_bytes {
-    uint64_t unit, most, total;
-} work_bytes;
-
-/* Of reducers and of gatherers, on the comm between hosts and on that within one. */
-enum { N_WORKS = 4 };
-
-static void add_work(work_bytes *w, uint64_t n_bytes, int is_new_unit) {
-    w->unit = (is_new_unit ? 0 : w->unit) + n_bytes;
-    w->total += n_bytes;
-    if (w->unit > w->most) w->most = w->unit;
 }
 
 /* Between hosts, or of the only level; and within a host. */
@@ -205,50 +176,63 @@ static void measure_gather(const tagc_deployment *d, const tagc_gatherer_options
 }
 
 /* Flats of one unit are neighbours, and their exchanges have one tag. */
-static void add_exchanges(const tagc_deployment *d, int flat, work_bytes work[N_WORKS],
-                          tagc_plan_memory *out) {
-    const tagc_reduction *r = &d->flats[flat].reduction;
-    const tagc_layout_flat *about = &d->layout->flats[flat];
-    int is_new_unit = flat == 0 || d->layout->flats[flat - 1].unit != about->unit;
-    tagc_exchange_memory reducer = {0}, within = {0}, gatherer[2] = {{0}, {0}};
-    tagc_feeding feeding = r->n_adding > 1 ? TAGC_FED : TAGC_FED_NOT;
-    (void)tagc_reducer_fed_memory(&r->options, r->n_ranks, n_alike_before(d, flat), feeding, &reducer);
-    if (r->n_adding > 1)
-        (void)tagc_reducer_fed_memory(&about->within, r->n_adding, 0, TAGC_FED_WITHIN, &within);
-    if (about->has_gatherer) measure_gather(d, &about->gatherer, gatherer);
-    out->engine.residuals += reducer.residual;
-    out->buffers +=
-        reducer.buffers + reducer.spare + within.buffers + gatherer[0].buffers + gatherer[1].buffers;
-    add_work(&work[0], reducer.work, is_new_unit);
-    add_work(&work[1], within.work, is_new_unit);
-    add_work(&work[2], gatherer[0].work, is_new_unit);
-    add_work(&work[3], gatherer[1].work, is_new_unit);
+static tagc_status add_reducers(const tagc_deployment *d, tagc_plan_memory *out) {
+    size_t n = (size_t)d->layout->n_flats;
+    int n_adding = d->flats[0].reduction.n_adding, n_places = n_adding > 1 ? n_adding : 0;
+    tagc_reducer_options *parts = calloc(n, sizeof *parts);
+    uint32_t *units = calloc(n, sizeof *units);
+    tagc_host_memory held = {0};
+    tagc_model_options model; /* the engine's are the default */
+    tagc_status status = TAGC_OK;
+    tagc_model_options_init(&model);
+    if (!parts || !units) status = tagc_fail(TAGC_ERR_MEMORY, "no memory for the options of %zu flats", n);
+    for (size_t i = 0; status == TAGC_OK && i < n; i++) {
+        parts[i] = d->flats[i].reduction.options;
+        units[i] = (uint32_t)d->layout->flats[i].unit;
+    }
+    if (status == TAGC_OK)
+        status =
+            tagc_plan_reducers(parts, units, n, d->setup->world_size / n_adding, n_places, &model, &held);
+    out->engine.residuals = held.residual;
+    out->buffers += held.buffers + held.transient;
+    if (n_places > 0 && d->setup->engine.sharding == TAGC_SHARD_NONE)
+        out->buffers += (1 + (uint64_t)n_places) * TAGC_SPREAD_BYTES;
+    free(parts);
+    free(units);
+    return status;
 }
 
-static void measure_memory(const tagc_deployment *d, tagc_plan_memory *out) {
-    work_bytes work[N_WORKS] = {{0}};
-    int has_levels = 0;
-    *out = (tagc_plan_memory){.engine = d->layout->memory};
-    out->engine.residuals = 0;
+static void add_gatherers(const tagc_deployment *d, tagc_plan_memory *out) {
+    tagc_work_sum taken[2] = {{0}};
     for (int i = 0; i < d->layout->n_flats; i++) {
-        add_exchanges(d, i, work, out);
-        has_levels |= d->flats[i].reduction.n_adding > 1;
-        out->state += state_bytes(d, i);
+        const tagc_layout_flat *flat = &d->layout->flats[i];
+        tagc_exchange_memory memory[2] = {{0}, {0}};
+        if (flat->has_gatherer) measure_gather(d, &flat->gatherer, memory);
+        for (int level = 0; level < 2; level++) {
+            out->buffers += memory[level].buffers;
+            tagc_work_add(&taken[level], i == 0 || flat[-1].unit != flat->unit, memory[level].work);
+        }
     }
-    int kinds[N_WORKS] = {has_levels ? TAGC_WORK_PLACE : TAGC_WORK_REDUCE, TAGC_WORK_HOST_SUM,
-                          TAGC_WORK_GATHER, TAGC_WORK_GATHER};
-    for (int i = 0; i < N_WORKS; i++)
-        out->buffers += tagc_work_capacity(kinds[i], work[i].most, work[i].total);
+    for (int level = 0; level < 2; level++)
+        out->buffers += tagc_work_capacity(TAGC_WORK_GATHER, taken[level].most, taken[level].total);
+}
+
+static tagc_status measure_memory(const tagc_deployment *d, tagc_plan_memory *out) {
+    *out = (tagc_plan_memory){.engine = d->layout->memory};
+    TAGC_TRY(add_reducers(d, out));
+    add_gatherers(d, out);
+    for (int i = 0; i < d->layout->n_flats; i++) out->state += state_bytes(d, i);
     out->total = out->engine.parameters + out->engine.gradients + out->engine.optimizer +
                  out->engine.residuals + out->buffers;
+    return TAGC_OK;
 }
 
 tagc_status tagc_plan_memory_of(const tagc_setup *setup, tagc_plan_memory *out) {
     tagc_deployment d;
     TAGC_TRY(tagc_deployment_create(setup, &d));
-    measure_memory(&d, out);
+    tagc_status status = measure_memory(&d, out);
     tagc_deployment_destroy(&d);
-    return TAGC_OK;
+    return status;
 }
 
 tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, tagc_plan_memory *memory) {
@@ -270,7 +254,7 @@ tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, t
         for (int leg = TAGC_LEG_INDEX; leg <= TAGC_LEG_RESULT; leg++)
             if (d.layout->flats[i].class_ == TAGC_CLASS_COMPRESSED)
                 volume->n_bytes_compressed += n_exchanges * tagc_reduction_bytes(&d.flats[i].reduction, leg);
-    if (memory) measure_memory(&d, memory);
+    if (memory && status == TAGC_OK) status = measure_memory(&d, memory);
     tagc_deployment_destroy(&d);
     return status;
 }

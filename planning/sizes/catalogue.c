@@ -99,10 +99,9 @@ int tagc_strategy_compresses(const tagc_strategy *strategy) {
     return strategy->level >= 0;
 }
 
-void tagc_strategy_sends(const tagc_strategy *strategy, int *format, double *sparsity) {
+tagc_schedule_plan tagc_strategy_plan(const tagc_strategy *strategy) {
     tagc_schedule_plan plan = {.format = TAGC_FORMAT_BF16};
     if (tagc_strategy_compresses(strategy)) /* cannot fail: there is such a level */
         (void)tagc_schedule_plan_of_level(NULL, TAGC_CLASS_COMPRESSED, strategy->level, &plan);
-    *format = plan.format;
-    *sparsity = plan.sparsity;
+    return plan;
 }

@@ -3,6 +3,7 @@
 #define TAGC_SIZES_CATALOGUE_H
 
 #include "mesh/mesh.h"
+#include "tagc/schedule.h"
 
 enum { TAGC_MESH_VOCAB = 32000 }; /* of a model by size */
 /* Parameters: the embedding and the head of a smaller model are most of it. */
@@ -53,7 +54,7 @@ extern const tagc_strategy tagc_strategies[TAGC_N_STRATEGIES];
 
 /* Whether gradients become fewer bits than bf16 has. */
 int tagc_strategy_compresses(const tagc_strategy *strategy);
-/* What compressed parameters send: a tagc_format, and the share of values that are zero. */
-void tagc_strategy_sends(const tagc_strategy *strategy, int *format, double *sparsity);
+/* What compressed parameters send: bf16 as it is, or what the level does. */
+tagc_schedule_plan tagc_strategy_plan(const tagc_strategy *strategy);
 
 #endif

@@ -3,10 +3,9 @@
 
 #include "core/status.h"
 #include "exchange/options.h"
-#include "exchange/volume.h"
 #include "sizes/catalogue.h"
 #include "tagc/schedule.h"
-#include "transport/work.h"
+#include "unit/options.h"
 #include "unit/unit.h"
 #include <math.h>
 #include <stdlib.h>
@@ -15,79 +14,17 @@ const int tagc_gpu_sizes_gb[TAGC_N_GPU_SIZES] = {24, 40, 80};
 
 /* ---- reducers ---- */
 
-typedef struct alike {
-    uint64_t residual;
-    int n;
-} alike;
-
-/* How many reducers before this one have a residual of so many bytes. */
-static int count_alike(alike *sizes, size_t *n_sizes, uint64_t residual) {
-    size_t i = 0;
-    while (i < *n_sizes && sizes[i].residual != residual) i++;
-    if (i == *n_sizes) sizes[(*n_sizes)++] = (alike){residual, 0};
-    return sizes[i].n++;
-}
-
-/* What steps take: of the unit so far, of the unit that takes most, and of all. */
-typedef struct taken {
-    uint64_t unit, most, total;
-} taken;
-
-static void take(taken *t, int is_new_unit, uint64_t n_bytes) {
-    t->unit = (is_new_unit ? 0 : t->unit) + n_bytes;
-    t->total += n_bytes;
-    if (t->unit > t->most) t->most = t->unit;
-}
-
-/* The reducer that adds a part up within a host. */
-static void within_host(const tagc_reducer_options *part, int n_places, int n_bytes,
-                        tagc_reducer_options *host) {
-    tagc_reducer_options_init(host);
-    tagc_reducer_options_send_whole(host, n_bytes == 2 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32);
-    host->gradient = n_bytes == 2 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
-    host->n_elems = part->n_elems * (uint64_t)n_places;
-}
-
-static tagc_status add_needs(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
-                             int world_size, int n_places, int n_bytes, alike *sizes, tagc_host_memory *out) {
-    tagc_feeding feeding = n_places == 0 ? TAGC_FED_NOT : TAGC_FED;
-    taken between = {0}, within = {0};
-    uint64_t spares = 0;
-    size_t n_sizes = 0;
-    for (size_t i = 0; i < n; i++) {
-        tagc_exchange_memory memory;
-        int is_new_unit = i == 0 || units[i] != units[i - 1];
-        TAGC_TRY(tagc_reducer_fed_memory(&parts[i], world_size, 0, feeding, &memory));
-        int n_before = count_alike(sizes, &n_sizes, memory.residual);
-        if (n_before > 0)
-            TAGC_TRY(tagc_reducer_fed_memory(&parts[i], world_size, n_before, feeding, &memory));
-        out->residual += memory.residual;
-        out->buffers += memory.buffers;
-        spares += memory.spare;
-        take(&between, is_new_unit, memory.work);
-        if (n_places < 2) continue;
-        tagc_reducer_options host;
-        within_host(&parts[i], n_places, n_bytes, &host);
-        TAGC_TRY(tagc_reducer_fed_memory(&host, n_places, 0, TAGC_FED_WITHIN, &memory));
-        out->buffers += memory.buffers;
-        take(&within, is_new_unit, memory.work);
-    }
-    int kind = n_places < 2 ? TAGC_WORK_REDUCE : TAGC_WORK_PLACE;
-    out->transient = spares + tagc_work_capacity(kind, between.most, between.total) +
-                     tagc_work_capacity(TAGC_WORK_HOST_SUM, within.most, within.total);
+/* As compress() makes models: a host's ranks add up in what gradients are. Where they send each other sums, there is room for that. */
+tagc_status tagc_plan_host_memory(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
+                                  int world_size, int n_places, int n_bytes, tagc_host_memory *out) {
+    tagc_model_options model;
+    tagc_model_options_init(&model);
+    model.formats.gradient = n_bytes == 2 ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32;
+    model.hosts.format = n_bytes == 2 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
+    TAGC_TRY(tagc_plan_reducers(parts, units, n, world_size, n_places, &model, out));
     if (n_places > 1 && n > 0 && parts[0].output == TAGC_OUTPUT_UNIT)
         out->transient += (1 + (uint64_t)n_places) * TAGC_SPREAD_BYTES;
     return TAGC_OK;
-}
-
-tagc_status tagc_plan_host_memory(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
-                                  int world_size, int n_places, int n_bytes, tagc_host_memory *out) {
-    *out = (tagc_host_memory){0};
-    alike *sizes = calloc(n + 1, sizeof *sizes);
-    if (!sizes) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a plan of %zu reducers", n);
-    tagc_status status = add_needs(parts, units, n, world_size, n_places, n_bytes, sizes, out);
-    free(sizes);
-    return status;
 }
 
 /* Of compress(): buffers of pinned memory for exchanges under way, with the codec on the host (one is copied out, one exchanged, one
@@ -144,24 +81,23 @@ typedef struct deployment {
 /* The options of a unit's reducers at a level. */
 static size_t list_parts(const unit_values *unit, const deployment *d, int level, uint32_t number,
                          tagc_reducer_options *parts) {
-    const uint64_t values[PARTS_OF_UNIT] = {unit->compressed, unit->mild, unit->dense};
+    const uint64_t values[PARTS_OF_UNIT] = {unit->compressed, unit->mild, unit->dense}; /* by tagc_class */
     uint64_t grain = 16 * (uint64_t)d->ranks * (uint64_t)d->inside;
-    tagc_schedule_plan plan;
+    tagc_model_options model;
     size_t n = 0;
+    tagc_model_options_init(&model);
+    if (d->is_ddp) model.layout.output = TAGC_OUTPUT_UNIT;
     for (int kind = 0; kind < PARTS_OF_UNIT; kind++) {
         if (values[kind] == 0) continue;
-        tagc_reducer_options *part = &parts[n++];
-        tagc_reducer_options_init(part);
-        part->n_elems = (values[kind] + grain - 1) / grain * 16 * (uint64_t)d->ranks;
-        part->tag = number;
-        if (d->is_ddp) part->output = TAGC_OUTPUT_UNIT;
-        if (kind == 2) tagc_reducer_options_send_whole(part, TAGC_FORMAT_FP32);
-        if (kind == 2) continue;
-        (void)tagc_schedule_plan_of_level(NULL, kind == 1 ? TAGC_CLASS_MILD : TAGC_CLASS_COMPRESSED, level,
-                                          &plan); /* cannot fail: there is such a level */
-        part->format = plan.format;
-        part->block = plan.block;
-        part->sparsity = plan.sparsity;
+        tagc_exchanged what = {.kind = (tagc_class)kind,
+                               .is_followed = 1,
+                               .n_elems = (values[kind] + grain - 1) / grain * 16 * (uint64_t)d->ranks,
+                               .tag = number,
+                               .n_hosts = d->ranks,
+                               .n_places = d->inside};
+        if (kind != TAGC_CLASS_DENSE) /* else in fp32, as it is; cannot fail: there is such a level */
+            (void)tagc_schedule_plan_of_level(NULL, what.kind, level, &what.plan);
+        tagc_options_between(&model, &what, &parts[n++]);
     }
     return n;
 }

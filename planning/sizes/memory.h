@@ -3,6 +3,7 @@
 #define TAGC_SIZES_MEMORY_H
 
 #include "exchange/device_memory.h"
+#include "plan/bytes.h"
 
 /* Where gradients become fewer bytes: Options(codec=) of tagc.torch. */
 typedef enum tagc_codec_place { TAGC_CODEC_ON_DEVICE, TAGC_CODEC_ON_HOST } tagc_codec_place;
@@ -10,12 +11,6 @@ typedef enum tagc_codec_place { TAGC_CODEC_ON_DEVICE, TAGC_CODEC_ON_HOST } tagc_
 /* Sizes of the memory of GPUs that a plan speaks of, in GB. */
 enum { TAGC_N_GPU_SIZES = 3 };
 extern const int tagc_gpu_sizes_gb[TAGC_N_GPU_SIZES];
-
-/* Bytes of a rank for reducers. */
-typedef struct tagc_host_memory {
-    uint64_t residual, buffers;
-    uint64_t transient; /* of the exchange under way */
-} tagc_host_memory;
 
 /* parts (n): options of the reducers, between hosts; units (n): the unit of each, those of a unit one after the other. n_places: ranks of
  * each host, if they are those of a tagc_model; else 0. n_bytes: of a value of the gradient, 2 or 4. TAGC_ERR_ARGUMENT if there is no such

@@ -33,7 +33,10 @@ static void set_engine(const tagc_times_setup *s, const tagc_strategy *strategy,
     engine->policy = tagc_strategy_compresses(strategy) ? TAGC_POLICY_NON_ATTENTION_LINEAR : TAGC_POLICY_ALL;
     engine->dense_format = TAGC_FORMAT_BF16;
     engine->reducer.exchange = TAGC_EXCHANGE_DIRECT;
-    tagc_strategy_sends(strategy, &engine->reducer.format, &engine->reducer.sparsity);
+    const tagc_schedule_plan plan = tagc_strategy_plan(strategy);
+    engine->reducer.format = plan.format;
+    engine->reducer.sparsity = plan.sparsity;
+    engine->reducer.block = plan.block;
     if (engine->reducer.sparsity == 0) engine->mild.format = engine->reducer.format;
     tagc_fsdp_options_resolve(engine);
 }
@@ -176,7 +179,9 @@ static tagc_status ask_mesh(const tagc_mesh_question *question, const tagc_strat
     q.struct_bytes = sizeof q;
     q.sharding = strategy->sharding;
     q.gather = strategy->gather;
-    tagc_strategy_sends(strategy, &q.format, &q.sparsity);
+    const tagc_schedule_plan plan = tagc_strategy_plan(strategy);
+    q.format = plan.format;
+    q.sparsity = plan.sparsity;
     if (!is_packed) q.forward = q.backward = q.token_forward = q.token_backward = TAGC_FORMAT_BF16;
     *reply = (tagc_mesh_reply){.struct_bytes = sizeof *reply};
     return tagc_plan_mesh(&q, reply);

@@ -59,12 +59,16 @@ class CommOptions(Structure):
     ]
 
 
+class ResultOptions(Structure):
+    _fields_ = [("format", c_int), ("sparsity", c_double)]
+
+
 class ReducerOptions(Structure):
     _fields_ = [
         ("struct_bytes", c_size_t), ("n_elems", c_uint64), ("tag", c_uint64), ("exchange", c_int),
         ("format", c_int), ("sparsity", c_double), ("op", c_int), ("output", c_int),
-        ("result_sparsity", c_double), ("result_format", c_int), ("block", c_int), ("n_threads", c_int),
-        ("paper", c_void_p), ("residual", c_int), ("gradient", c_int), ("rounding_seed", c_uint64),
+        ("result", ResultOptions), ("block", c_int), ("n_threads", c_int), ("paper", c_void_p),
+        ("residual", c_int), ("gradient", c_int), ("rounding_seed", c_uint64),
     ]
 
 
@@ -260,9 +264,6 @@ FUNCTIONS: dict[str, dict[str, tuple[list[Any], Any]]] = {
         "tagc_comm_destroy": ([c_void_p], None),
         "tagc_time_s": ([], c_double),
         "tagc_reducer_options_init_sized": ([POINTER(ReducerOptions), c_size_t], None),
-        "tagc_reducer_option_bounds": ([
-            c_char_p, POINTER(c_double), POINTER(c_double), POINTER(c_double),
-        ], c_int),
         "tagc_padded_elems": ([c_uint64, c_int], c_uint64),
         "tagc_phase_name": ([c_int], c_char_p),
         "tagc_reducer_stats_init_sized": ([POINTER(ReducerStats), c_size_t], None),
@@ -277,7 +278,6 @@ FUNCTIONS: dict[str, dict[str, tuple[list[Any], Any]]] = {
         "tagc_reducer_set_sparsity": ([c_void_p, c_double], c_int),
         "tagc_reducer_change": ([c_void_p, POINTER(ReducerOptions)], c_int),
         "tagc_reducer_residual_elems": ([c_void_p], c_uint64),
-        "tagc_reducer_residual_format": ([c_void_p], c_int),
         "tagc_reducer_get_residual": ([c_void_p, c_void_p, c_uint64], c_int),
         "tagc_reducer_residual_square": ([c_void_p, POINTER(c_double)], c_int),
         "tagc_reducer_scale_residual": ([c_void_p, c_double], c_int),
@@ -436,8 +436,7 @@ FUNCTIONS: dict[str, dict[str, tuple[list[Any], Any]]] = {
         "tagc_device_open": ([c_char_p, c_char_p, c_int, POINTER(c_void_p)], c_int),
         "tagc_device_text": ([c_void_p], c_char_p),
         "tagc_device_close": ([c_void_p], None),
-        "tagc_queue_create": ([c_void_p, c_int, POINTER(c_void_p)], c_int),
-        "tagc_queue_create_on": ([c_void_p, c_int, POINTER(c_void_p)], c_int),
+        "tagc_queue_create": ([c_void_p, c_void_p, c_int, POINTER(c_void_p)], c_int),
         "tagc_queue_next": ([
             c_void_p, POINTER(c_uint64), POINTER(c_uint64), POINTER(c_void_p), POINTER(c_void_p),
         ], c_int),

@@ -5,20 +5,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from ctypes import byref, c_char_p, c_double, c_int, c_uint32, sizeof
+from ctypes import byref, c_char_p, c_double, sizeof
 from typing import Any, NamedTuple
 
 from tagc import _declared_plan as declared
 from tagc import _library as lib
-from tagc._declared_plan import (
-    GATHER_KINDS,
-    DeviceMemory,
-    HostMemory,
-    MeshModel,
-    Timed,
-    UnitsQuestion,
-    UnitsUnit,
-)
+from tagc._declared_plan import GATHER_KINDS, Timed, UnitsQuestion, UnitsUnit
 from tagc._library import Error
 
 __all__ = ["GATHER_KINDS", "Timed", "UnitsQuestion", "UnitsUnit"]  # for those who ask units()
@@ -67,13 +59,6 @@ def plan(words: Sequence[str]) -> Plan:
     return answer
 
 
-def shape_of(n_params: float) -> tuple[int, int]:
-    """Returns layers and width of a GPT of about so many parameters."""
-    n_layer, width = c_int(), c_int()
-    _load().tagc_plan_shape(n_params, byref(n_layer), byref(width))
-    return n_layer.value, width.value
-
-
 def codec_ns(values: str, sparsity: float, threads: int = 1) -> float:
     """Returns nanoseconds per element of selecting, encoding and decoding on threads of this processor."""
     ns = c_double()
@@ -88,18 +73,6 @@ def blocks_ns(values: str) -> float:
     status = _load().tagc_plan_blocks_codec(lib.FORMATS[values], byref(ns))
     _check(status, f"no codec of blocks could be measured with values {values}")
     return ns.value
-
-
-def tokens(forward: str, backward: str, **numbers: Any) -> declared.TokensReply:
-    """Returns what all-to-alls of experts take, by torch and by tagc. numbers: the other fields of
-    tagc_tokens_question (planning/sizes/tokens.h)."""
-    question = declared.TokensQuestion(struct_bytes=sizeof(declared.TokensQuestion), block=64)
-    formats = {"forward": lib.FORMATS[forward], "backward": lib.FORMATS[backward]}
-    for name, value in (formats | numbers).items():
-        setattr(question, name, value)
-    reply = declared.TokensReply(struct_bytes=sizeof(declared.TokensReply))
-    _check(_load().tagc_plan_tokens(byref(question), byref(reply)), reply.why.decode(errors="replace"))
-    return reply
 
 
 def gather_ns(parameters: str, threads: int = 1) -> float:
@@ -141,39 +114,8 @@ def pipeline_s(
     return float(seconds)
 
 
-def threads_of(cores: int, ranks: int) -> int:
-    """Returns the threads of a codec on a host of so many cores and ranks, as compress() takes them."""
-    n: int = _load().tagc_plan_threads(cores, ranks)
-    return n
-
-
-def ask_mesh(gather: str, values: str, forward: str, backward: str, **numbers: Any) -> dict[str, Any]:
-    """Returns the plan of one way to train on a mesh: the fields of tagc_mesh_reply. numbers: the other
-    fields of tagc_mesh_question and tagc_mesh_model (planning/mesh/mesh.h)."""
-    model = MeshModel(**{name: numbers.pop(name) for name, *_ in MeshModel._fields_})
-    formats = {name: lib.FORMATS[text] for name, text in (("forward", forward), ("backward", backward))}
-    formats |= dict.fromkeys(("token_forward", "token_backward"), lib.FORMATS["bf16"])
-    given = {"gather": GATHER_KINDS[gather], "format": lib.FORMATS[values], "block": 64} | formats | numbers
-    question = declared.MeshQuestion(struct_bytes=sizeof(declared.MeshQuestion), model=model, **given)
-    reply = declared.MeshReply(struct_bytes=sizeof(declared.MeshReply))
-    _check(_load().tagc_plan_mesh(byref(question), byref(reply)), reply.why.decode(errors="replace"))
-    made = {
-        name: getattr(reply, name)
-        for name in ("n_params", "n_active_params", "n_data", "fullest", "bubble", "in_flight")
-    }
-    for where in ("device", "host"):
-        made[where] = dict(zip(declared.MESH_KINDS, getattr(reply, where)))
-    made["legs"] = {
-        leg: {name: getattr(moved, name) for name, *_ in declared.MeshBytes._fields_}
-        for leg, moved in zip(declared.MESH_LEGS, reply.legs)
-    }
-    return made
-
-
-_Parts = Sequence[Mapping[str, Any]]  # the fields of tagc_reducer_options of each part of a unit
-
-
-def options_of(parts: _Parts) -> ctypes.Array[lib.ReducerOptions]:
+def options_of(parts: Sequence[Mapping[str, Any]]) -> ctypes.Array[lib.ReducerOptions]:
+    """Returns options with the fields of each of these parts of a unit."""
     made = (lib.ReducerOptions * len(parts))()
     for fields, part in zip(made, parts):
         initial = lib.initialised(lib.ReducerOptions, "tagc_reducer_options_init")
@@ -181,37 +123,3 @@ def options_of(parts: _Parts) -> ctypes.Array[lib.ReducerOptions]:
         for name, value in part.items():
             setattr(fields, name, value)
     return made
-
-
-def _listed(units: Sequence[_Parts]) -> tuple[Any, Any, int]:
-    """Returns options of all parts, their units, and how many they are."""
-    parts = [part for unit in units for part in unit]
-    numbers = [i for i, unit in enumerate(units) for _ in unit]
-    return options_of(parts), (c_uint32 * len(parts))(*numbers), len(parts)
-
-
-def host_memory(units: Sequence[_Parts], world_size: int, n_places: int = 0, n_bytes: int = 4) -> HostMemory:
-    """Returns the bytes that the reducers of a model take on each of world_size ranks, that exchange.
-    n_places: ranks of each host, if they are those of a tagc_model, which packs nothing; else 0. n_bytes: of
-    a value of the gradient, 2 or 4."""
-    memory = HostMemory()
-    status = _load().tagc_plan_host_memory(*_listed(units), world_size, n_places, n_bytes, byref(memory))
-    _check(status, f"no reducer has options that are among these: {units}")
-    return memory
-
-
-def device_memory(
-    units: Sequence[_Parts], world_size: int, n_bytes: int = 4, n_sampled: int = 8192
-) -> DeviceMemory:
-    """Returns the bytes that they take with codec="device", of gradients of n_bytes per value. n_sampled:
-    values of the sample that kernels take."""
-    memory = DeviceMemory()
-    status = _load().tagc_plan_device_memory(*_listed(units), world_size, n_bytes, n_sampled, byref(memory))
-    _check(status, f"no reducer has options that are among these: {units}")
-    return memory
-
-
-def pinned_bytes(units: Sequence[_Parts], world_size: int, n_bytes: int = 4) -> int:
-    """Returns the bytes of pinned memory with codec="host"."""
-    n_pinned: int = _load().tagc_plan_pinned(*_listed(units), world_size, n_bytes)
-    return n_pinned

@@ -105,7 +105,7 @@ TEST(all_kernels_agree) {
                     memset(first, 0xee, tagc_delta_bytes(bits, n));
                     assert_int_equal(tagc_delta_encode_with(*k, bits, x, halves, 2, n, first), 0);
                     assert_memory_equal(first, body, tagc_delta_bytes(bits, n));
-                    tagc_delta_encode(bits, x, halves, n, first);
+                    tagc_delta_encode_part(bits, x, halves, 2, n, 0, n, first);
                     assert_memory_equal(first, body, tagc_delta_bytes(bits, n));
                     memcpy(replica, base, n * sizeof *base);
                     tagc_delta_apply_with(*k, bits, body, replica, 4, n);
@@ -141,7 +141,7 @@ TEST(nonfinite_marks_its_block) {
     for (size_t i = 0; i < BLOCK; i++) x[i] = 0;
     x[3] = 3e38f;
     base[3] = (uint16_t)(bits_of(-3e38f) >> 16);
-    assert_int_equal(tagc_delta_encode(4, x, base, BLOCK, body), 1);
+    assert_int_equal(tagc_delta_encode_part(4, x, base, 2, BLOCK, 0, BLOCK, body), 1);
 }
 
 /* Any codes and any finite scale are taken; the bytes around values stay as they are. */
@@ -159,7 +159,7 @@ TEST(hostile_bytes_stay_in_place) {
         for (size_t b = 0; b < (n + BLOCK - 1) / BLOCK; b++)
             finite &= (body[2 * b + 1] & 0x7f) != 0x7f || !(body[2 * b] & 0x80);
         assert_int_equal(tagc_delta_validate(bits, body, n), finite ? TAGC_OK : TAGC_ERR_CORRUPT);
-        tagc_delta_apply(bits, body, halves, n);
+        tagc_delta_apply_part(bits, body, halves, 2, n, 0, n);
         tagc_delta_apply_part(bits, body, values, sizeof *values, n, 0, n);
         for (size_t i = 0; i < n; i++) /* NaN where an infinite scale meets a code of 0, on both sides */
             assert_true(bits_of(values[i]) == (uint32_t)halves[i] << 16);
@@ -186,7 +186,7 @@ TEST(nothing_accumulates) {
         for (size_t i = 0; i < N; i++) master[i] = replica[i] = 0;
         for (int step = 0; step < STEPS; step++) {
             for (size_t i = 0; i < N; i++) master[i] += tagc_normal_of(tagc_next_random(&random)) * 0x1p-6f;
-            assert_int_equal(tagc_delta_encode(bits, master, replica, N, body), 0);
+            assert_int_equal(tagc_delta_encode_part(bits, master, replica, 2, N, 0, N, body), 0);
             for (size_t i = 0; i < N; i++) { /* within a block the error is what its scale allows */
                 uint16_t half;
                 memcpy(&half, body + 2 * (i / BLOCK), sizeof half);
@@ -196,7 +196,7 @@ TEST(nothing_accumulates) {
                 float difference = fabsf(master[i] - before);
                 assert_true(difference <= scale * (float)(1 << (bits - 1)) * 1.4f);
             }
-            tagc_delta_apply(bits, body, replica, N);
+            tagc_delta_apply_part(bits, body, replica, 2, N, 0, N);
             for (size_t i = 0; i < N && step >= STEPS / 2; i++)
                 squares += pow((double)(master[i] - bf16_wide(replica[i])), 2);
         }
@@ -214,7 +214,7 @@ TEST(the_documented_block) {
     uint8_t body[2 + 128];
     x[130] = 0.5f;
     assert_int_equal(tagc_delta_bytes(4, 131), sizeof body);
-    tagc_delta_encode(4, x, NULL, 131, body);
+    tagc_delta_encode_part(4, x, NULL, 2, 131, 0, 131, body);
     assert_memory_equal(body, expected, sizeof expected);
     for (size_t i = sizeof expected; i < sizeof body; i++) assert_int_equal(body[i], 0x88);
     tagc_delta_decode(4, body, decoded, 131);

@@ -3,6 +3,7 @@
 #define TAGC_TESTS_DATA_SCRATCH_H
 
 #include "../test.h"
+#include "data/data.h"
 #include "tagc/tagc.h"
 #include <dirent.h>
 #include <ftw.h>
@@ -84,6 +85,13 @@ static inline int scratch_n_entries(const char *folder) {
     for (struct dirent *entry; (entry = readdir(dir));) n += entry->d_name[0] != '.';
     closedir(dir);
     return n;
+}
+
+/* Token `index`, whatever it is. */
+static inline uint32_t scratch_token(const tagc_tokens *tokens, uint64_t index) {
+    int token;
+    assert_ok(tagc_tokens_read(tokens, index, 1, INT32_MAX, &token));
+    return (uint32_t)token;
 }
 
 static inline uint64_t scratch_random(uint64_t *state) {

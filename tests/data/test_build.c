@@ -38,7 +38,7 @@ static size_t compress_gzip(const char *text, size_t n_bytes, uint8_t *out, size
 static char *text_of(const char *path) {
     tagc_tokens *tokens;
     tagc_tokens_info info;
-    assert_ok(tagc_tokens_open(path, &tokens));
+    assert_ok(tagc_data_open(path, TAGC_DATA_TRAIN, &tokens));
     tagc_tokens_get_info(tokens, &info);
     assert_int_equal(info.vocab_size, 256);
     assert_int_equal(info.token_bytes, 1);
@@ -47,7 +47,7 @@ static char *text_of(const char *path) {
     uint64_t n = tagc_tokens_n(tokens);
     char *text = malloc(n + 1);
     for (uint64_t i = 0; i < n; i++) {
-        uint32_t token = tagc_tokens_at(tokens, i);
+        uint32_t token = scratch_token(tokens, i);
         text[i] = token ? (char)token : '|';
     }
     text[n] = '\0';

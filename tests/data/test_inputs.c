@@ -15,11 +15,11 @@ typedef struct built {
 static void read_tokens(const char *path, char *text, size_t capacity) {
     tagc_tokens *tokens;
     *text = '\0';
-    if (tagc_tokens_open(path, &tokens) != TAGC_OK) return;
+    if (tagc_data_open(path, TAGC_DATA_TRAIN, &tokens) != TAGC_OK) return;
     uint64_t n = tagc_tokens_n(tokens);
     assert_true(n < capacity);
     for (uint64_t i = 0; i < n; i++) {
-        uint32_t token = tagc_tokens_at(tokens, i);
+        uint32_t token = scratch_token(tokens, i);
         text[i] = token ? (char)token : '|';
     }
     text[n] = '\0';

@@ -16,7 +16,7 @@ static tagc_tokens *counting_tokens(void *folder, size_t n) {
     }
     scratch_write(path, file, 2 * n);
     free(file);
-    assert_ok(tagc_tokens_open(path, &tokens));
+    assert_ok(tagc_data_open(path, TAGC_DATA_TRAIN, &tokens));
     return tokens;
 }
 

@@ -56,7 +56,7 @@ TEST(reads_ours_in_each_width) {
 
         tagc_tokens *opened;
         tagc_tokens_info info;
-        assert_ok(tagc_tokens_open(path, &opened));
+        assert_ok(tagc_data_open(path, TAGC_DATA_TRAIN, &opened));
         tagc_tokens_get_info(opened, &info);
         assert_int_equal(info.format, TAGC_TOKENS_TAGC);
         assert_int_equal(info.token_bytes, kinds[k].width);
@@ -67,10 +67,7 @@ TEST(reads_ours_in_each_width) {
         assert_int_equal(tagc_tokens_n(opened), 300);
         int all[300];
         assert_ok(tagc_tokens_read(opened, 0, 300, kinds[k].vocab_size, all));
-        for (size_t i = 0; i < 300; i++) {
-            assert_int_equal(all[i], tokens[i]);
-            assert_int_equal(tagc_tokens_at(opened, i), tokens[i]);
-        }
+        for (size_t i = 0; i < 300; i++) assert_int_equal(all[i], tokens[i]);
         tagc_tokens_close(opened);
 
         tagc_token_file_header(&info, file + 128, header);
@@ -85,15 +82,15 @@ TEST(reads_nanogpt) {
     scratch_write(other, file, sizeof file);
     tagc_tokens *tokens;
     tagc_tokens_info info;
-    assert_ok(tagc_tokens_open(path, &tokens));
+    assert_ok(tagc_data_open(path, TAGC_DATA_TRAIN, &tokens));
     tagc_tokens_get_info(tokens, &info);
     assert_int_equal(info.format, TAGC_TOKENS_RAW16);
     assert_int_equal(info.vocab_size, 0);
     assert_int_equal(info.end_of_text, -1);
     assert_int_equal(tagc_tokens_n(tokens), 4);
-    assert_int_equal(tagc_tokens_at(tokens, 1), 50256);
-    assert_int_equal(tagc_tokens_at(tokens, 2), 65535);
-    assert_int_equal(tagc_tokens_at(tokens, 3), 0x0201);
+    assert_int_equal(scratch_token(tokens, 1), 50256);
+    assert_int_equal(scratch_token(tokens, 2), 65535);
+    assert_int_equal(scratch_token(tokens, 3), 0x0201);
 
     /* The text names file, token and byte. */
     int out[4];
@@ -106,11 +103,11 @@ TEST(reads_nanogpt) {
     tagc_tokens_close(tokens);
 
     /* Not without the name's word for it. */
-    assert_fails(tagc_tokens_open(other, &tokens), TAGC_ERR_CORRUPT, "no token file");
+    assert_fails(tagc_data_open(other, TAGC_DATA_TRAIN, &tokens), TAGC_ERR_CORRUPT, "no token file");
     assert_null(tokens);
 
     scratch_write(path, file, 7);
-    assert_fails(tagc_tokens_open(path, &tokens), TAGC_ERR_CORRUPT, "7 bytes");
+    assert_fails(tagc_data_open(path, TAGC_DATA_TRAIN, &tokens), TAGC_ERR_CORRUPT, "7 bytes");
 }
 
 TEST(reads_llmc) {
@@ -129,27 +126,27 @@ TEST(reads_llmc) {
         for (int i = 0; i < 12; i++) file[1024 + i * kinds[k].width] = (uint8_t)(200 + i);
         scratch_write(path, file, n_bytes);
         tagc_tokens_info info;
-        assert_ok(tagc_tokens_open(path, &tokens));
+        assert_ok(tagc_data_open(path, TAGC_DATA_TRAIN, &tokens));
         tagc_tokens_get_info(tokens, &info);
         assert_int_equal(info.format, TAGC_TOKENS_LLMC);
         assert_int_equal(info.n_tokens, 12);
         assert_int_equal(info.vocab_size, kinds[k].vocab_size);
-        assert_int_equal(tagc_tokens_at(tokens, 11), 211);
+        assert_int_equal(scratch_token(tokens, 11), 211);
         tagc_tokens_close(tokens);
 
         scratch_write(path, file, n_bytes - 1);
-        assert_fails(tagc_tokens_open(path, &tokens), TAGC_ERR_CORRUPT, "n_tokens is 12");
+        assert_fails(tagc_data_open(path, TAGC_DATA_TRAIN, &tokens), TAGC_ERR_CORRUPT, "n_tokens is 12");
         scratch_write(path, file, 1000);
-        assert_fails(tagc_tokens_open(path, &tokens), TAGC_ERR_CORRUPT, "header alone");
+        assert_fails(tagc_data_open(path, TAGC_DATA_TRAIN, &tokens), TAGC_ERR_CORRUPT, "header alone");
         put_u32(file + 8, 0xffffffff);
         scratch_write(path, file, n_bytes);
-        assert_fails(tagc_tokens_open(path, &tokens), TAGC_ERR_CORRUPT, "n_tokens");
+        assert_fails(tagc_data_open(path, TAGC_DATA_TRAIN, &tokens), TAGC_ERR_CORRUPT, "n_tokens");
         put_u32(file + 8, 0);
         scratch_write(path, file, 1024);
-        assert_fails(tagc_tokens_open(path, &tokens), TAGC_ERR_CORRUPT, "n_tokens is 0");
+        assert_fails(tagc_data_open(path, TAGC_DATA_TRAIN, &tokens), TAGC_ERR_CORRUPT, "n_tokens is 0");
         put_u32(file + 4, 3);
         scratch_write(path, file, n_bytes);
-        assert_fails(tagc_tokens_open(path, &tokens), TAGC_ERR_UNSUPPORTED, "version is 3");
+        assert_fails(tagc_data_open(path, TAGC_DATA_TRAIN, &tokens), TAGC_ERR_UNSUPPORTED, "version is 3");
     }
 }
 
@@ -225,21 +222,20 @@ TEST(refuses_lying_fields) {
 
 TEST(refuses_what_is_no_file) {
     tagc_tokens *tokens = (tagc_tokens *)1;
-    assert_fails(tagc_tokens_open(scratch_path(*state, "none.bin"), &tokens), TAGC_ERR_IO,
-                 "none.bin: cannot open");
+    assert_fails(tagc_data_open(scratch_path(*state, "none.bin"), TAGC_DATA_TRAIN, &tokens), TAGC_ERR_IO,
+                 "none.bin does not exist");
     assert_null(tokens);
-    assert_fails(tagc_tokens_open(*state, &tokens), TAGC_ERR_IO, "not a file");
     const char *path = scratch_path(*state, "pipe.bin");
     assert_int_equal(mkfifo(path, 0600), 0); /* to which nobody writes */
     alarm(60);
-    assert_fails(tagc_tokens_open(path, &tokens), TAGC_ERR_IO, "not a file");
+    assert_fails(tagc_data_open(path, TAGC_DATA_TRAIN, &tokens), TAGC_ERR_IO, "not a file");
     alarm(0);
     path = scratch_path(*state, "empty.bin");
     scratch_write(path, "", 0);
-    assert_fails(tagc_tokens_open(path, &tokens), TAGC_ERR_CORRUPT, "empty");
+    assert_fails(tagc_data_open(path, TAGC_DATA_TRAIN, &tokens), TAGC_ERR_CORRUPT, "empty");
     path = scratch_path(*state, "notes.txt");
     scratch_write(path, "just words\n", 11);
-    assert_fails(tagc_tokens_open(path, &tokens), TAGC_ERR_CORRUPT, "tagc data");
+    assert_fails(tagc_data_open(path, TAGC_DATA_TRAIN, &tokens), TAGC_ERR_CORRUPT, "tagc data");
     tagc_tokens_close(NULL);
     assert_string_equal(tagc_tokens_format_name(TAGC_TOKENS_LLMC), "llmc");
     assert_string_equal(tagc_tokens_format_name(7), "?");
@@ -265,7 +261,7 @@ TEST(shards_are_one_file) {
     snprintf(pattern, sizeof pattern, "%s/*train*.bin", folder);
 
     tagc_tokens *whole, *shards[2], *val;
-    assert_ok(tagc_tokens_open(path, &whole));
+    assert_ok(tagc_data_open(path, TAGC_DATA_TRAIN, &whole));
     assert_ok(tagc_data_open(folder, TAGC_DATA_TRAIN, &shards[0]));
     assert_ok(tagc_data_open(pattern, TAGC_DATA_TRAIN, &shards[1]));
     assert_ok(tagc_data_open(folder, TAGC_DATA_VAL, &val));
@@ -275,7 +271,7 @@ TEST(shards_are_one_file) {
         assert_int_equal(tagc_tokens_n(shards[k]), N);
         assert_int_equal(tagc_tokens_n_shards(shards[k]), N_SHARDS);
         for (uint64_t i = 0; i < N; i++)
-            assert_int_equal(tagc_tokens_at(shards[k], i), tagc_tokens_at(whole, i));
+            assert_int_equal(scratch_token(shards[k], i), scratch_token(whole, i));
         for (int world = 1; world <= 3; world++)
             for (int rank = 0; rank < world; rank++) {
                 tagc_loader *a, *b;

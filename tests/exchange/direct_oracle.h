@@ -21,8 +21,8 @@ typedef struct direct_model {
 } direct_model;
 
 static inline tagc_code_options direct_code(const direct_model *m, int of_sums) {
-    double sparsity = m->options.sparsity, result = m->options.result_sparsity;
-    int format = m->options.format, result_format = m->options.result_format;
+    double sparsity = m->options.sparsity, result = m->options.result.sparsity;
+    int format = m->options.format, result_format = m->options.result.format;
     size_t k = tagc_select_count(m->shard, sparsity);
     int sparse = k < m->shard; /* sums, too */
     if (of_sums) {

@@ -147,7 +147,7 @@ static inline void order_of_gathers(order_check *c, const tagc_gatherer_options 
     }
     for (int u = 0; u < 2 && !c->failure[0]; u++) {
         order_name(c, &g[u]->identity, u, names[u]);
-        if (c->has_names) tagc_gatherer_set_name(g[u], names[u]);
+        if (c->has_names) tagc_identity_set_name(c->comm, &g[u]->identity, names[u]);
     }
     for (int step = 0; step < ORDER_STEPS && !c->failure[0]; step++) {
         int is_swapped = step == ORDER_SWAPPED, first = is_swapped && rank == c->odd;

@@ -51,6 +51,7 @@ static tagc_reducer_options options_of(int exchange, int world_size, uint64_t sh
     tagc_reducer_options o;
     tagc_reducer_options_init(&o);
     set_exchange(&o, exchange);
+    if (exchange == TAGC_EXCHANGE_DIRECT) o.sparsity = 0.95;
     o.n_elems = shard * (uint64_t)world_size;
     return o;
 }
@@ -151,7 +152,7 @@ TEST(test_rounds_of_long_bodies) {
         rounds_create(&net, 8);
         tagc_reducer_options o = options_of(TAGC_EXCHANGE_DIRECT, 8, 4096);
         o.output = output;
-        if (output) o.result_sparsity = 0.92; /* so few that their positions make them long */
+        if (output) o.result.sparsity = 0.92; /* so few that their positions make them long */
         unit u = make_unit(&net, &o, 1);
         for (size_t i = 0; i < o.n_elems; i++)
             u.gradient[i] = (i % 512 < 32 || i % 64 == 0 ? 1000.0f : 1.0f) * random_gradient(1, 0, i);

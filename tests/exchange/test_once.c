@@ -120,7 +120,7 @@ static void expect_shard(const trial *t, int step, size_t owner, size_t shard, f
         for (size_t i = 0; i < shard; i++) sums[i] += (is_back ? 1 : scale) * row[i];
     }
     if (is_back) {
-        round_row(o->result_format == -1 ? o->format : o->result_format, (size_t)o->block,
+        round_row(o->result.format == -1 ? o->format : o->result.format, (size_t)o->block,
                   oracle_seed(o->rounding_seed, (uint64_t)step + 1, (uint32_t)owner, (uint32_t)owner), sums,
                   shard);
         for (size_t i = 0; i < shard; i++) sums[i] = 0 + scale * sums[i];
@@ -170,9 +170,9 @@ TEST(test_bits) {
             t.options.block = 16 << variant % 5;
             t.options.rounding_seed = (uint64_t)variant << 40;
             t.options.n_threads = 1 + variant % 4 / 3;
-            if (t.options.output) t.options.result_format = result_formats[(variant + w) % 4];
+            if (t.options.output) t.options.result.format = result_formats[(variant + w) % 4];
             int is_exact =
-                t.options.format == TAGC_FORMAT_FP32 && t.options.result_format <= TAGC_FORMAT_FP32;
+                t.options.format == TAGC_FORMAT_FP32 && t.options.result.format <= TAGC_FORMAT_FP32;
             if (is_exact) t.options.block = 0; /* there are none */
             make_arrays(&t);
             for (size_t i = 0; i < 2 * (size_t)world_size * t.n; i++)
@@ -216,7 +216,7 @@ static void check_law(int world_size, int output, int format, int result_format)
     double expected = 0, single = 0, mean = 0, n_rounded = output ? world_size - 1 : world_size;
     float row[BLOCK], sums[BLOCK];
     t.options.op = TAGC_OP_SUM;
-    t.options.result_format = result_format;
+    t.options.result.format = result_format;
     t.has_one_gradient = 1;
     make_arrays(&t);
     random_state = 77;
@@ -281,7 +281,6 @@ static void life_body(rank_run *run) {
     options.tag = 7;                       /* one unit, twice */
     for (size_t i = 0; i < 128; i++) gradient[i] = random_gradient(3, run->rank, i);
     if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK)) return;
-    CHECK(run, tagc_reducer_residual_format(reducer) == TAGC_RESIDUAL_NONE);
     CHECK(run, tagc_reducer_get_residual(reducer, first, 128) == TAGC_ERR_ARGUMENT);
     CHECK(run, tagc_reducer_scale_residual(reducer, 0.5) == TAGC_OK); /* of nothing */
     CHECK(run, tagc_reducer_set_sparsity(reducer, 0.5) == TAGC_ERR_UNSUPPORTED);

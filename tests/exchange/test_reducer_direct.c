@@ -187,8 +187,8 @@ TEST(test_formats) {
 /* The format and the share of sums: by default, and every other choice in turn. */
 static void choose_results(tagc_reducer_options *options, int variant) {
     static const double shares[] = {-1, 0, 0.5, 0.97, 1};
-    options->result_sparsity = shares[variant % 5];
-    options->result_format = variant % 3 ? -1 : variant % 7 % 5;
+    options->result.sparsity = shares[variant % 5];
+    options->result.format = variant % 3 ? -1 : variant % 7 % 5;
 }
 
 /* Sums to all ranks, with what the owner does not send of them in its residual. */
@@ -337,7 +337,7 @@ TEST(test_conservation) {
         /* exact, or to the rounding of sums; what is rounded without a residual is lost */
         direct_model m = direct_model_of(&x.options, world_size);
         int is_exact = x.options.format == TAGC_FORMAT_FP32 &&
-                       (x.options.output == 0 || x.options.result_format <= TAGC_FORMAT_FP32);
+                       (x.options.output == 0 || x.options.result.format <= TAGC_FORMAT_FP32);
         double tolerance = is_exact ? 0 : m.has_residual ? 1e-4 : 0.5;
         check_conserved(&x, tolerance);
         destroy_experiment(&x);
@@ -405,7 +405,7 @@ TEST(test_stats) {
     static const double shares[] = {-1, 0}; /* of the sums: as many as there are, a tenth or nothing stays */
     for (int i = 0; i < 2; i++) {
         x.options.sparsity = 0.625;
-        x.options.result_sparsity = shares[i];
+        x.options.result.sparsity = shares[i];
         run_ranks(3, run_steps, &x);
         n_returned = 0;
         for (size_t j = 0; j < 2400; j++) n_returned += x.outputs[j] != 0;

@@ -174,14 +174,14 @@ static void bad_combinations(rank_run *run) {
     /* nothing comes back */
     tagc_reducer_options_init(&options);
     options.n_elems = 64 * (uint64_t)run->world_size;
-    options.result_format = TAGC_FORMAT_INT8;
-    expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "result_format is set, but output is shard");
-    options.result_format = -1;
-    options.result_sparsity = 0.5;
-    expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "result_sparsity is set, but output is shard");
+    options.result.format = TAGC_FORMAT_INT8;
+    expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "result.format is set, but output is shard");
+    options.result.format = -1;
+    options.result.sparsity = 0.5;
+    expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "result.sparsity is set, but output is shard");
     options.output = TAGC_OUTPUT_UNIT;
-    options.result_sparsity = -0.5;
-    expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "result_sparsity is -0.5, must be in [0, 1], or -1");
+    options.result.sparsity = -0.5;
+    expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "result.sparsity is -0.5, must be in [0, 1], or -1");
     options = direct;
     options.output = TAGC_OUTPUT_HOST_SHARD; /* of a model alone */
     expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "output is 2, must be shard (0) or unit (1)");
@@ -198,9 +198,9 @@ static void bad_without_residual(rank_run *run) {
          "sparsity is 0.5, must be 0 where residual is none: what is not sent would be lost"},
         {"format", TAGC_FORMAT_BF16, "format is bf16, must be fp32, int8 or int4 where residual is none"},
         {"format", TAGC_FORMAT_INT2, "format is int2, must be"},
-        {"result_sparsity", 0.25, "result_sparsity is 0.25, must be 0 where residual is none"},
-        {"result_format", TAGC_FORMAT_BF16, "result_format is bf16, must be"},
-        {"result_format", TAGC_FORMAT_INT2, "result_format is int2, must be"},
+        {"result.sparsity", 0.25, "result.sparsity is 0.25, must be 0 where residual is none"},
+        {"result.format", TAGC_FORMAT_BF16, "result.format is bf16, must be"},
+        {"result.format", TAGC_FORMAT_INT2, "result.format is int2, must be"},
     };
     both b;
     int is_paper;
@@ -236,32 +236,6 @@ TEST(test_bad_values) {
     run_ranks(16, bad_values, NULL);
     tagc_reducer *reducer;
     assert_int_equal(tagc_reducer_create(NULL, NULL, &reducer), TAGC_ERR_ARGUMENT);
-}
-
-static double default_of(const option_field *field) {
-    both b;
-    double value;
-    int as_int;
-    tagc_reducer_options_init(&b.options);
-    tagc_paper_options_init(&b.paper);
-    memcpy(&value, field_of(&b, field), field->is_double ? sizeof value : sizeof as_int);
-    memcpy(&as_int, field_of(&b, field), sizeof as_int);
-    return field->is_double ? value : as_int;
-}
-
-TEST(test_bounds) {
-    for (size_t f = 0; f < sizeof option_fields / sizeof option_fields[0]; f++) {
-        double min, max, initial;
-        assert_int_equal(tagc_reducer_option_bounds(option_fields[f].name, &min, &max, &initial), TAGC_OK);
-        /* of sparsity everything between -1 and 0 is refused as well */
-        assert_true((min == -1 || min > option_fields[f].low) && max < option_fields[f].high);
-        assert_true(initial >= min && initial <= max);
-        assert_true(initial == default_of(&option_fields[f]));
-    }
-    assert_int_equal(tagc_reducer_option_bounds("sparsity", NULL, NULL, NULL), TAGC_OK);
-    assert_int_equal(tagc_reducer_option_bounds("struct_bytes", NULL, NULL, NULL), TAGC_ERR_ARGUMENT);
-    assert_non_null(strstr(tagc_last_error(), "struct_bytes"));
-    assert_int_equal(tagc_reducer_option_bounds(NULL, NULL, NULL, NULL), TAGC_ERR_ARGUMENT);
 }
 
 TEST(test_padded_elems) {

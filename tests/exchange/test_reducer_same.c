@@ -33,7 +33,7 @@ static void run_steps(rank_run *run) {
     if (x->has_residual) options.format = TAGC_FORMAT_INT8;
     tagc_status status =
         x->is_mixed && run->rank == 0
-            ? tagc_reducer_make(&tagc_host_arrays, &tagc_direct_on_host, run->comm, &options, &reducer)
+            ? tagc_reducer_make(&tagc_host_arrays, &tagc_direct_on_host, NULL, run->comm, &options, &reducer)
             : tagc_reducer_create(run->comm, &options, &reducer);
     if (!CHECK(run, status == TAGC_OK)) return;
     if (x->has_residual) CHECK(run, tagc_reducer_change(reducer, &x->options) == TAGC_OK);

@@ -69,7 +69,7 @@ static void send_once(rank_run *run) {
         check_step(run, c, reducer, &options, &stats);
     }
     tagc_exchange_memory memory;
-    CHECK(run, tagc_reducer_memory(&options, run->world_size, 0, &memory) == TAGC_OK);
+    CHECK(run, tagc_reducer_memory(&options, run->world_size, 0, TAGC_FED_NOT, &memory) == TAGC_OK);
     CHECK(run, memory.residual == tagc_reducer_state_bytes(reducer) - 64); /* without the header */
     tagc_reducer_destroy(reducer);
     free(gradient);
@@ -188,7 +188,7 @@ static void direct_once(rank_run *run) {
                      options.sparsity, options.output, tagc_leg_name(leg), planned.n_bytes[leg],
                      (unsigned long long)stats.n_bytes_sent[leg]);
     tagc_exchange_memory memory;
-    CHECK(run, tagc_reducer_memory(&options, run->world_size, 0, &memory) == TAGC_OK);
+    CHECK(run, tagc_reducer_memory(&options, run->world_size, 0, TAGC_FED_NOT, &memory) == TAGC_OK);
     CHECK(run, memory.residual == tagc_reducer_state_bytes(reducer) - 64); /* without the header */
     tagc_reducer_destroy(reducer);
     tagc_reducer_destroy(plain);
@@ -364,7 +364,7 @@ TEST(memory_counts_every_spare) {
         uint64_t told = 0;
         tagc_exchange_memory memory;
         for (int k = 0; k < cases[i].n_reducers; k++) {
-            assert_int_equal(tagc_reducer_memory(&options, 1, k, &memory), TAGC_OK);
+            assert_int_equal(tagc_reducer_memory(&options, 1, k, TAGC_FED_NOT, &memory), TAGC_OK);
             assert_int_equal(tagc_reducer_create(comm, &options, &reducers[k]), TAGC_OK);
             told += memory.spare;
         }

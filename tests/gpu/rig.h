@@ -211,7 +211,7 @@ static inline tagc_status rig_make(device_rig *rig, int rank, int ordinal, uint6
         return status;
     }
     between->real.SetDevice(ordinal);
-    if ((status = tagc_queue_create(rig->device, n_buffers, &rig->queue)) != TAGC_OK) return status;
+    if ((status = tagc_queue_create(rig->device, NULL, n_buffers, &rig->queue)) != TAGC_OK) return status;
     between->real.StreamWriteValue32 = rig->device->runtime.StreamWriteValue32;
     between->real.StreamWaitValue32 = rig->device->runtime.StreamWaitValue32;
     rig->device->runtime.StreamWriteValue32 = rig_write_flag;

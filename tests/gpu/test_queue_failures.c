@@ -160,7 +160,7 @@ TEST(test_arguments) {
     assert_int_equal(tagc_job_create(rig.queue, 0, 0, 4, &job), TAGC_ERR_ARGUMENT);
     assert_null(job);
     tagc_queue *queue = (tagc_queue *)1;
-    assert_int_equal(tagc_queue_create(rig.device, 17, &queue), TAGC_ERR_ARGUMENT);
+    assert_int_equal(tagc_queue_create(rig.device, NULL, 17, &queue), TAGC_ERR_ARGUMENT);
     assert_null(queue);
     rig_join(&rig);
     assert_int_equal(rig_enqueue(&rig, 0, 0), TAGC_ERR_STATE); /* closed */
@@ -211,7 +211,7 @@ TEST(test_making_fails) {
             fake_fail(calls[c], n, 2);
             tagc_queue *queue = NULL;
             tagc_job *job = NULL;
-            tagc_status status = tagc_queue_create(device, 2, &queue);
+            tagc_status status = tagc_queue_create(device, NULL, 2, &queue);
             if (status == TAGC_OK) status = tagc_job_create(queue, 0, 64, 32, &job);
             n_failed += status != TAGC_OK;
             if (status != TAGC_OK) {

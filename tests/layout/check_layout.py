@@ -384,7 +384,7 @@ def planted(root):
     yield {"engine/core/status.h": ""}, 'by one name, "core/status.h"'
     yield {"lib/core/status.h": '#include "core/sized.h"'}, "circle: lib/core/sized.h, lib/core/status.h"
     # Python: from above, inside a function, for a type, from beside, the package, and what stands alone
-    low = "python/tagc/torch/exchange/unit.py"
+    low = "python/tagc/torch/exchange/model.py"
     types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
     yield {low: "from tagc.torch import handle"}, "exchange.* imports tagc.torch.handle"
     yield {low: "def f():\n    from tagc.torch import state"}, "exchange.* imports tagc.torch.state"
@@ -401,8 +401,8 @@ def planted(root):
         "imports tagc.report.page, from above",
     )
     yield (
-        {report: "from tagc.torch.exchange import unit"},
-        "annex report uses tagc.torch.exchange.unit, which",
+        {report: "from tagc.torch.exchange import model"},
+        "annex report uses tagc.torch.exchange.model, which",
     )
     yield (
         {report: "from tagc.torch import handle"},

@@ -131,7 +131,7 @@ TEST(test_once) {
     options.residual = TAGC_RESIDUAL_NONE;
     options.output = TAGC_OUTPUT_UNIT;
     options.op = TAGC_OP_SUM;
-    options.result_format = TAGC_FORMAT_FP32;
+    options.result.format = TAGC_FORMAT_FP32;
     options.block = 16;
     assert_int_equal(tagc_reducer_create(comm, &options, &reducer), TAGC_OK);
     for (size_t i = 0; i < n; i++) gradient[i] = (float)(i % 15) * 0.125f - 0.875f; /* seven steps each way */

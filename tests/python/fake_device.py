@@ -15,7 +15,7 @@ import weakref
 
 import torch
 
-from tagc.torch.exchange import gloo, runner, staging, streams
+from tagc.torch.exchange import gloo, model, staging, streams
 
 LIBRARY = pathlib.Path(os.environ["TAGC_LIBRARY"]).parent / "tests" / "gpu" / "libcudart.so.13"
 # executed on the processor, in the order of the fake device's streams
@@ -68,6 +68,9 @@ class FakeDevice:
 
     def pinned(self, n):
         return torch.zeros(n, dtype=torch.int64)
+
+    def mark(self):
+        return self
 
     def join(self):
         """Before a reset: no thread may be in the runtime then."""
@@ -125,13 +128,13 @@ class Installed:
     def __enter__(self):
         device, begins = self.device, self._begins
         os.environ["TAGC_CUDA_LIBRARY"] = self._kernels
-        self._before = streams.of, runner.Staged.run, staging.Staging.finish, staging.Staging.start
-        of, run_staged, finish, start = self._before
+        self._before = streams.of, staging.Staging.run, staging.Staging.finish, model.UnitModel.begin
+        of, run, finish, begin = self._before
         self._move = move = gloo.Gloo._move
         streams.of = lambda _: device
 
         def run_and_wait(self, *arguments):  # a gather
-            run_staged(self, *arguments)
+            run(self, *arguments)
             device.synchronize()
 
         def finish_and_wait(self):
@@ -141,11 +144,12 @@ class Installed:
                 device.synchronize()
                 device.memory.clear()
 
-        def start_and_count(self, begin, source, target, waits):
-            device.tasks.append(weakref.ref(source))
-            device.memory += [tensor.untyped_storage() for tensor in (source, target)]
-            start(self, begin, source, target, waits)
-            if waits and not device.lazy:
+        def begin_and_count(self, source, target, step, factor, stream=None):
+            if stream is not None:
+                device.tasks.append(weakref.ref(source))
+                device.memory += [tensor.untyped_storage() for tensor in (source, target)]
+            begin(self, source, target, step, factor, stream)
+            if stream is not None and stream.waits and not device.lazy:
                 device.synchronize()
 
         def move_late(self, transfer):  # the first message of an exchange is its agreement
@@ -153,13 +157,13 @@ class Installed:
                 begins()
             return move(self, transfer)
 
-        runner.Staged.run, staging.Staging.finish = run_and_wait, finish_and_wait
-        staging.Staging.start, gloo.Gloo._move = start_and_count, move_late
+        staging.Staging.run, staging.Staging.finish = run_and_wait, finish_and_wait
+        model.UnitModel.begin, gloo.Gloo._move = begin_and_count, move_late
         return device
 
     def __exit__(self, *_):
         self.device.join()
         Installed.n_waited += self.device.fake.fake_n_waited()
         del os.environ["TAGC_CUDA_LIBRARY"]
-        streams.of, runner.Staged.run, staging.Staging.finish, staging.Staging.start = self._before
+        streams.of, staging.Staging.run, staging.Staging.finish, model.UnitModel.begin = self._before
         gloo.Gloo._move = self._move

@@ -2,7 +2,7 @@
 
 import math
 
-from tagc import _planner as planner
+import plan_parts
 
 GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE = range(4)
 FULL, GRAD, NONE, HYBRID = range(4)
@@ -37,7 +37,7 @@ BASE = dict(
 
 
 def ask(gather="bf16", values="bf16", forward="bf16", backward="bf16", **numbers):
-    return planner.ask_mesh(gather, values, forward, backward, **BASE | numbers)
+    return plan_parts.ask_mesh(gather, values, forward, backward, **BASE | numbers)
 
 
 def activations(**numbers):

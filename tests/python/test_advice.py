@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import launch
+import plan_parts
 import ranks
 import torch.distributed as dist
 from models import Even, batch_of, loss_of
@@ -782,8 +783,8 @@ def test_the_command_counts_tokens_of_experts():
         link = command.Link(1e-3, bytes_per_s, 1.0)
         said = command._of_tokens(asked, 4, 2, link, codec_ns)
         assert re.search(rf"bit/s: {choice}\. Collectives.tokens\(\) takes ", said), said
-        layers, width = planner.shape_of(350e6)
-        forecast = planner.tokens(
+        layers, width = plan_parts.shape_of(350e6)
+        forecast = plan_parts.ask_tokens(
             "int8",
             "int8",
             world_size=8,

@@ -490,6 +490,14 @@ def averages_gradients(take, names):
     names["comm"].close()
 
 
+@after("turned = Turned(comm)")
+def turns_gradients(take, names):
+    oracles.check_alike(nn.utils.parameters_to_vector(names["model"].parameters()), "the model")
+    bases = [matrices.bases is not None for matrices in names["turned"]._matrices.values()]
+    assert len(bases) > 3 and all(bases), bases
+    names["comm"].close()
+
+
 @after('handle.save(f"{path}.tagc")')
 def each_rank_has_saved(take, names):
     folder = pathlib.Path(f"{take('path')}.tagc")

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from tagc import _library as lib
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange import staging
-from tagc.torch.exchange.model import Levels, Stream, UnitModel
+from tagc.torch.exchange.model import Levels, Stream, Sum, UnitModel
 
 N_RANKS, N_ELEMS, N_STEPS = 2, 2048, 4
 
@@ -51,8 +51,8 @@ class Rank:
         assert device.fake.fake_stream(ctypes.byref(stream)) == 0
         streams._stream = stream.value  # each rank has a caller's stream of its own
         self.staging = staging.Staging(streams)
-        levels, queue = Levels(None, comm), self.staging.queue
-        self.model = UnitModel("a", levels, layout, torch.bfloat16, "avg", NoSchedule(), queue=queue)
+        wanted = Sum(Levels(None, comm), layout, torch.bfloat16, "avg", self.staging.queue)
+        self.model = UnitModel("a", wanted, NoSchedule())
         self.source = torch.zeros(N_ELEMS, dtype=torch.bfloat16)
         self.target = torch.zeros_like(self.source)
 
@@ -60,14 +60,12 @@ class Rank:
         torch.manual_seed(step)
         self.source.copy_(torch.randn(N_ELEMS))  # the same on both ranks, whose mean it then is
 
-        def begin(stream, waits):
-            self.model.begin(self.source, self.target, step, 1.0, Stream(stream, waits))
-
-        self.staging.start(begin, self.source, self.target, staging.FOR_RESULT)
+        stream = Stream(self.staging.streams.current(), staging.FOR_RESULT)
+        self.model.begin(self.source, self.target, step, 1.0, stream)
 
     def is_over(self):
         done = ctypes.c_int()
-        lib.call("tagc_model_test", self.model.model._handle, 0, ctypes.byref(done))
+        lib.call("tagc_model_test", self.model._handle, 0, ctypes.byref(done))
         return bool(done.value)
 
     def close(self):
@@ -101,7 +99,7 @@ def test_free_with_the_lock():
         n_under_way += not all(rank.is_over() for rank in ranks)
         free(memory)
         for rank in ranks:
-            rank.model.model.end()
+            rank.model.end()
             rank.staging.streams.synchronize()
         half = N_ELEMS // 2
         for rank in ranks:

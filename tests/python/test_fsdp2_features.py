@@ -131,7 +131,7 @@ def a_group_of_its_own(rank, world_size):
     with tagc.compress(model, sparsity=0, layers="all", verbose=False) as handle:
         model.set_separate_reduce_scatter_group()
         seen, begin = [], handle.passes.begin
-        handle.passes.begin = lambda unit, group, *rest: (seen.append(group), begin(unit, group, *rest))[1]
+        handle.passes.begin = lambda gradient: (seen.append(gradient.group), begin(gradient))[1]
         loss_of(model, batch_of(rank)).backward()
         check_equal(gradients(model), full_gradients(Odd, world_size))
         assert len(seen) == 3 and all(

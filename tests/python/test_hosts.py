@@ -43,14 +43,15 @@ def of_rank(host, cores, granted=None):
 def test_a_rank_takes_half_of_its_share_of_the_cores(tmp_path):
     """As the planner computes it, too. Bound ranks have cores of their own, and a container fewer than it
     shows."""
-    from tagc import _planner as planner
+    import plan_parts
+
     from tagc.torch.exchange import cores
 
     for n_cores, n_ranks in ((16, 1), (16, 8), (2, 2), (64, 1), (96, 8), (1, 1), (7, 1), (4, 8)):
         host = [of_rank("a", range(n_cores))] * n_ranks
         wanted = max(1, min(8, n_cores // n_ranks // 2))
         assert cores.threads(host[0], [*host, of_rank("b", range(n_cores))]) == wanted, (n_cores, n_ranks)
-        assert planner.threads_of(n_cores, n_ranks) == wanted
+        assert plan_parts.threads_of(n_cores, n_ranks) == wanted
     bound = [of_rank("a", range(8 * rank, 8 * rank + 8)) for rank in range(4)]
     assert cores.threads(bound[1], bound) == 4
     assert cores.threads(of_rank("a", range(64), 8.0), [of_rank("a", range(64), 8.0)] * 2) == 2

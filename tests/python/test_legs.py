@@ -316,26 +316,26 @@ def one_fails(rank, world_size):
     """An exchange that fails on one rank, the first of a unit or a later one, is an error on all that names
     that rank and says why, and no rank waits for it within its host."""
     import tagc.torch as tagc
-    from tagc.torch.exchange import call
+    from tagc.torch.exchange import model_exchanges
 
     def fail(*_):
         raise tagc.Error("device", "it is lost")
 
     for make in (lambda: ddp(Matrices), lambda: wrapped("fsdp2", Matrices, mesh=mesh_of(4, 1))):
         for n_before in (0, 1):
-            model, check = make(), call.check_tensors
+            model, check = make(), model_exchanges.check_tensors
             handle = tagc.compress(model, hosts=2, timeout_s=5, **tagc.grouped(exact()))
             for step in range(n_before):
                 model(gradients_of(rank, step)).backward()
             if rank == 1:
-                call.check_tensors = fail
+                model_exchanges.check_tensors = fail
             try:
                 model(gradients_of(rank, 2)).backward()
                 text = "no error"
             except tagc.Error as error:
                 text = str(error)
             finally:
-                call.check_tensors = check
+                model_exchanges.check_tensors = check
             assert "rank 1: it is lost" in text, (n_before, text)
             handle.close()
 

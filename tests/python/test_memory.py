@@ -37,7 +37,7 @@ def parts_of_models(handle, per_host=1):
     units = [unit for each in units for unit in getattr(each, "_units", {"": each}).values()]
     state, found = handle.state, []
     for model in (unit.model for unit in units):
-        fields = by_parts.fields_of(state.options, state.schedule, model.dtype)
+        fields = by_parts.fields_of(state.options, state.schedule, model.sum.dtype)
         output = _library.OUTPUTS["unit" if model.layout.all_reduce else "shard"]
         found.append(
             [
@@ -54,8 +54,9 @@ def parts_of_models(handle, per_host=1):
 def counted(rank, world_size):
     """handle.memory() is what was allocated: residuals as large as they are saved, and all of it within 3 %
     of what the planner forecasts for these exchanges."""
+    import plan_parts
+
     import tagc.torch as tagc
-    from tagc import _planner as planner
 
     for kind in ("fsdp2", "ddp"):
         model = wrapped(kind)
@@ -68,7 +69,7 @@ def counted(rank, world_size):
                 loss_of(model, batch_of(rank, step)).backward()
             parts, whole = parts_of_models(handle), _library.FORMATS["fp32"]
             n_values = sum(p["n_elems"] for unit in parts for p in unit if p["format"] != whole)
-            expected, found = planner.host_memory(parts, world_size, 1), handle.memory()
+            expected, found = plan_parts.host_memory(parts, world_size, 1), handle.memory()
             assert n_values and n_values <= found.host.residual <= 4 * n_values
             assert found.host.replicas == found.host.pinned == found.device.total == 0
             for name, a, b in (
@@ -133,10 +134,10 @@ def allocated(rank, world_size):
     """On two hosts of two ranks, in fp32 and in bf16, with residuals in int8: what the handle says it holds
     is what the process gives back when it is closed, and what the planner forecasts, within 3 %. An exchange
     takes at most 6 bytes per value of the largest unit for itself."""
+    import plan_parts
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     import tagc.torch as tagc
-    from tagc import _planner as planner
 
     before = in_use()
     megabyte = torch.zeros(1 << 18)
@@ -168,12 +169,12 @@ def allocated(rank, world_size):
         units = list(handle.state.units.values())
         units = units if kind == "fsdp2" else list(units[0]._units.values())
         parts = parts_of_models(handle, per_host=2)
-        needs, found = planner.host_memory(parts, 2, 2, n_bytes), handle.memory()
+        needs, found = plan_parts.host_memory(parts, 2, 2, n_bytes), handle.memory()
         expected = needs.residual + needs.buffers + needs.transient
         assert abs(found.total - expected) <= 0.03 * expected, (kind, n_bytes, found, expected)
         largest = max(parts, key=lambda unit: sum(part["n_elems"] for part in unit))
         of_it, n_largest = (
-            planner.host_memory([largest], 2, 2, n_bytes).transient,
+            plan_parts.host_memory([largest], 2, 2, n_bytes).transient,
             2 * sum(part["n_elems"] for part in largest),
         )
         slices = 3 * 256 * 1024 if kind == "ddp" else 0  # that ranks of a host send each other

@@ -89,14 +89,13 @@ class New:
     """model.UnitModel with a schedule. held: as of a UnitModel."""
 
     def __init__(self, levels, parameters, lay_out, options, is_fresh, dtype, op, rests=False, held=None):
-        from tagc.torch.exchange.model import UnitModel
-        from tagc.torch.exchange.unit import kind_of
+        from tagc.torch.exchange.model import Sum, UnitModel, kind_of
 
         self.settings, self.schedule, self.wrapper = side(parameters, levels.world_size, options, is_fresh)
         self._lay_out, self._seen = lay_out, self.wrapper.parameters()
         self.kind, self.factor = kind_of(op, levels.world_size)
-        about = lay_out(self._seen), dtype, self.kind, self.schedule
-        self._model = UnitModel("unit", levels, *about, rests, held)
+        wanted = Sum(levels, lay_out(self._seen), dtype, self.kind)
+        self._model = UnitModel("unit", wanted, self.schedule, rests, held)
 
     def parameters(self):
         """As they are exchanged next."""
@@ -108,8 +107,8 @@ class New:
             self._seen = self.wrapper.parameters()
             self._model.follow(self._lay_out(self._seen))
         self._model.begin(source, target, step, self.factor)
-        self._model.end(self.schedule)
-        return self._model.model.n_saturated
+        stats = self._model.end(self.schedule)
+        return stats[0][1].n_saturated if stats else 0
 
     def residuals(self):
         return self._model.residuals_on_the_wire()
@@ -262,7 +261,7 @@ class OldOfHosts:
 
     def reduce(self, parameters, layout, source, target, op, step):
         from tagc.torch.exchange import layout as layouts
-        from tagc.torch.exchange.unit import kind_of, scale_of
+        from tagc.torch.exchange.model import kind_of, scale_of
 
         hosts = self._hosts
         is_mean = op == dist.ReduceOp.AVG

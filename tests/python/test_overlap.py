@@ -32,8 +32,8 @@ class Watched:
         self.seen, passes = [], handle.passes
         begin = passes.begin
 
-        def watched(unit, *arguments):
-            end = begin(unit, *arguments)
+        def watched(gradient):
+            end, unit = begin(gradient), gradient.unit
             self.seen.append(("begins", unit.name))
 
             def watched_end():
@@ -202,7 +202,7 @@ def fails(rank, world_size):
 
             def broken(self, *arguments, name=name):
                 if self.name == name and rank == 1:
-                    self.model.begin_failed(MemoryError(f"no memory for {name}"))
+                    self.begin_failed(MemoryError(f"no memory for {name}"))
                 else:
                     begin(self, *arguments)
 

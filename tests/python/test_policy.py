@@ -12,6 +12,7 @@ from tagc.torch.schedule.policy import CLASSES, MIN_ELEMS, Row, classify, clean_
 
 D = 64  # every matrix below is D x D or larger, so at least MIN_ELEMS
 C, M, N = "compressed", "mild", "dense"
+SAME = {kind: kind for kind in CLASSES}  # how each travels
 
 
 def kind_of(name):
@@ -98,10 +99,6 @@ def test_a_callable_sees_name_and_what_was_given():
     (dict(rules={3: "dense"}), ["pattern", "3"]),
     (dict(rules={"": "dense"}), ["pattern", "''"]),
     (dict(rules=["a.*"]), ["rules", "['a.*']", "dict"]),
-    (dict(min_elems=-1), ["min_elems", "-1"]),
-    (dict(min_elems=2**64), ["min_elems", f"{2**64}"]),
-    (dict(min_elems=True), ["min_elems", "True"]),
-    (dict(min_elems=0.5), ["min_elems", "0.5"]),
     (dict(parameters=[("", (3, 3))]), ["name", "''"]),
     (dict(parameters=[(7, (3, 3))]), ["name", "7"]),
     (dict(parameters=[("a.b\0c", (3, 3))]), ["name", "'a.b\\x00c'", "NUL"]),
@@ -133,7 +130,7 @@ def test_names_that_look_like_patterns_or_nothing():
     names = ["*", "a[0]", "..", "weight", "w" * 3000, "ü.weight", "q" * 5000 + "_proj"]
     rows = classify([(name, (D, D)) for name in names])
     assert all(row.class_ in CLASSES and row.reason for row in rows)
-    assert all(len(line) <= 100 for line in table(rows).splitlines())
+    assert all(len(line) <= 100 for line in table(rows, SAME).splitlines())
     assert classify([]) == []
 
 
@@ -158,8 +155,7 @@ def gpt2_rows(n_layer=12, d=768, n_vocab=50257, n_positions=1024):
 
 def test_table():
     rows = gpt2_rows()
-    text = table(rows, {"compressed": ("direct 95 % int2", 0.42), "mild": ("direct 85 % int4", 1.25),
-                        "dense": ("fp32", 32)})  # fmt: skip
+    text = table(rows, {"compressed": "direct 95 % int2", "mild": "direct 85 % int4", "dense": "fp32"})
     lines = text.splitlines()
     assert all(len(line) <= 100 and line == line.rstrip() for line in lines)
     assert not any(line.startswith("  transformer.h.0.") for line in lines)
@@ -174,19 +170,17 @@ def test_table():
         assert how in head and f"{n[class_]:,}" in head
         assert f"{100 * n[class_] / sum(n.values()):.1f} %" in head
     assert f"{n['compressed'] + n['mild']:,} of {sum(n.values()):,} elements compressed" in lines[-1]
-    bits = (n["compressed"] * 0.42 + n["mild"] * 1.25 + n["dense"] * 32) / sum(n.values())
-    assert f"{bits:.3g} bits per element on average" in lines[-1]
 
 
 def test_table_tells_layers_of_another_class_apart():
     rows = [Row(f"h.{i}.a", (D, D), D * D, "dense" if i == 0 else "compressed", "why") for i in range(3)]
-    text = table(rows)
-    assert "h.*.a x 2" in text and "h.0.a" in text and "bits" not in text
+    text = table(rows, SAME)
+    assert "h.*.a x 2" in text and "h.0.a" in text
     assert f"{2 * D * D:,} of {3 * D * D:,}" in text
 
 
 def test_table_of_nothing():
-    assert table([]) == "0 of 0 elements compressed (0.0 %)"
+    assert table([], SAME) == "0 of 0 elements compressed (0.0 %)"
 
 
 def known_classes():
@@ -231,7 +225,7 @@ def test_models_of_transformers(model, config):
         else:  # a matrix that the list does not have is a KeyError: names have changed
             assert row.class_ == expected[kind_of(row.name)], row
     assert {row.class_ for row in rows} == set(CLASSES)
-    assert all(len(line) <= 100 for line in table(rows).splitlines())
+    assert all(len(line) <= 100 for line in table(rows, SAME).splitlines())
 
 
 def test_table_of_the_real_gpt2_and_llama():
@@ -242,10 +236,10 @@ def test_table_of_the_real_gpt2_and_llama():
         llama = transformers.LlamaForCausalLM(transformers.LlamaConfig())
     # GPT-2 small has 124,439,808 parameters, 768 x 2304 of attention in each of 12 layers, and 1024
     # positions.
-    text = table(classify(gpt2.named_parameters()))
+    text = table(classify(gpt2.named_parameters()), SAME)
     assert "124,318,464 of 124,439,808 elements compressed" in text
     assert len(text.splitlines()) == 3 + 4 + 2 + 1 + 1 and "25 norms, 73 biases" in text
     # Llama 7B: three of four attention matrices of 4096 x 4096 in each of 32 layers, 65 norms.
-    text = table(classify(llama.named_parameters()))
+    text = table(classify(llama.named_parameters()), SAME)
     assert "6,738,149,376 of 6,738,415,616 elements compressed" in text
     assert f"{32 * 3 * 4096 * 4096:,}" in text and "65 norms" in text

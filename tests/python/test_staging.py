@@ -425,6 +425,35 @@ def failure_of_one_unit(rank, world_size):
     device.check()
 
 
+def failure_of_a_gather(rank, world_size):
+    """Parameters cannot be copied to the host on one rank: both ranks get its words at the end of the pass,
+    and go on."""
+    import tagc.torch as tagc
+
+    with fake(27 + rank) as device:
+        model = wrapped("fsdp2")
+        handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.5, parameters="bf16")
+        settle = device.settle
+
+        def fail():
+            device.settle = settle
+            raise RuntimeError("CUDA error: an illegal memory access")
+
+        for step in range(3):
+            device.settle = fail if rank == 1 and step == 1 else settle
+            model.zero_grad()
+            if step == 1:
+                check_error(
+                    lambda: loss_of(model, batch_of(rank)).backward(),
+                    "parameters of .*: rank 1: copying to the host failed: CUDA error",
+                )
+            else:
+                loss_of(model, batch_of(rank)).backward()
+                assert all(local(p.grad).isfinite().all() for p in model.parameters())
+        handle.close()
+    device.check()
+
+
 def failure_of_a_device(rank, world_size):
     """On one rank: a call that fails, or all of it. Both ranks get the words at the end of the same backward
     pass."""
@@ -523,12 +552,12 @@ class Wide(torch.nn.Module):
 
 def planned(rank, world_size):
     """What `tagc plan` says of pinned memory and of memory on the device is what there is, within 3 %."""
+    import plan_parts
     from oracles import mix_of_classes
     from test_memory import parts_of_models
     from torch.distributed.fsdp import fully_shard
 
     import tagc.torch as tagc
-    from tagc import _planner as planner
 
     n_sampled = 64 * 16  # of these kernels: TAGC_CUDA_LINES of tests/gpu/cuda
     every, largest = {"values": "int4", "sparsity": 0.0}, {"sparsity": 0.95}
@@ -556,7 +585,7 @@ def planned(rank, world_size):
             handle.close()
         device.check()
         if kernels:
-            expected = planner.device_memory(parts, world_size, n_bytes, n_sampled)
+            expected = plan_parts.device_memory(parts, world_size, n_bytes, n_sampled)
             pairs = [
                 ("residual", found.device.residual, expected.residual),
                 ("buffers", found.device.buffers + found.device.transient, expected.buffers),
@@ -564,7 +593,7 @@ def planned(rank, world_size):
             ]
         else:
             assert found.device.total == 0
-            pairs = [("pinned", found.host.pinned, planner.pinned_bytes(parts, world_size, n_bytes))]
+            pairs = [("pinned", found.host.pinned, plan_parts.pinned_bytes(parts, world_size, n_bytes))]
         for name, a, b in pairs:
             assert b and abs(a - b) <= 0.03 * b, (kind, n_bytes, options, name, a, b)
 
@@ -872,6 +901,7 @@ CHECKS = [
     hooks_do_not_wait,
     failure_of_an_exchange,
     failure_of_one_unit,
+    failure_of_a_gather,
     failure_of_a_device,
     misuse,
     memory,

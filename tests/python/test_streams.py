@@ -155,6 +155,69 @@ def test_keep(recorder):
     assert recorder.calls == [("current_stream", "cuda:2"), ("kept for", 77)]
 
 
+def test_mark(recorder):
+    """Who waits for it waits for the current stream's work so far."""
+
+    class Event:
+        def record(self, stream):
+            recorder.calls.append(("recorded", stream.cuda_stream))
+
+    recorder.Event = Event
+    assert isinstance(streams.Cuda(torch.device("cuda", 2)).mark(), Event)
+    assert recorder.calls == [("current_stream", "cuda:2"), ("recorded", 77)]
+
+
+class Copies:
+    """In place of streams.Cuda: notes what a gather in pinned memory waits for."""
+
+    def __init__(self):
+        self.calls = []
+
+    def pinned(self, n):
+        self.calls.append("allocates")
+        return torch.zeros(n, dtype=torch.int64)
+
+    def settle(self):
+        self.calls.append("waits for the copy out")
+
+    def mark(self):
+        self.calls.append("copies back")
+        return types.SimpleNamespace(synchronize=lambda: self.calls.append("waits for the copy back"))
+
+
+def test_a_gather_in_pinned_memory(monkeypatch):
+    """It reads what has come to the host, and the next one writes to that memory when what was there is back
+    on the device. Memory grows to the largest."""
+    from tagc.torch.exchange import staging
+
+    copies = Copies()
+    own = staging.Staging.__new__(staging.Staging)
+    own.streams, own.kernels, own.failure = copies, None, None
+    own._pinned, own._copied = streams.Pinned(copies), None
+    monkeypatch.setattr(staging.Staging, "_wait", lambda self: None)
+    held = []
+
+    def perform(kernels, source, target, failure):
+        assert kernels is None and failure is None
+        copies.calls.append("gathers")
+        held.append((source.data_ptr(), target.data_ptr()))
+        target.copy_(source.repeat(2))
+
+    first = ["waits for the copy out", "gathers", "copies back"]
+    for n, dtype, before in (
+        (4, torch.float32, ["allocates", "allocates"]),
+        (3, torch.bfloat16, ["waits for the copy back"]),
+        (64, torch.float32, ["waits for the copy back", "allocates", "allocates"]),
+    ):
+        copies.calls.clear()
+        source, target = torch.arange(n).to(dtype), torch.empty(2 * n, dtype=dtype)
+        own.run(perform, source, target, None, is_there=True)
+        assert own.failure is None and copies.calls == before + first
+        assert torch.equal(target, source.repeat(2))
+    assert held[0] == held[1] != held[2]
+    assert own._pinned.n_bytes == 64 * 4 + 128 * 4
+
+
 class NcclWork:
     """WorkNCCL.wait() with a time-out polls in the calling thread; without, only the stream waits."""
 
@@ -248,7 +311,7 @@ class Device:
         self.compute, self.scatter, self.reduce = Waiting(), Waiting(), Waiting()
         self._current, self._out, self._back = self.compute, Waiting(), Waiting()
         self.encodings = []  # what the encoding of each exchange waited for
-        self.passes = self.runners = self
+        self.passes = self.runners = self.streams = self
         self.wrapper = types.SimpleNamespace(hosts=lambda group: types.SimpleNamespace(is_two_level=False))
 
     def current_stream(self):
@@ -260,13 +323,13 @@ class Device:
         yield
         self._current = before
 
-    def exchange(self, unit, group, source, target, op, find_layout, waits=1, may_last=False):
+    def exchange(self, gradient):
         number = len(self.encodings)
         self._out.deps |= self._current.deps
         self.encodings.append(self._out.record_event())
         self._out.deps.add(f"encode {number}")
         self._back.deps |= self._out.deps | {f"flag {number}"}
-        self._current.deps |= {0: set(), 1: self._back.deps, 2: self._out.deps}[waits]
+        self._current.deps |= {0: set(), 1: self._back.deps, 2: self._out.deps}[gradient.waits]
 
     def follow(self, result):
         self._current.wait_stream(self._back)
@@ -274,8 +337,8 @@ class Device:
     def behind(self, stream):
         return self.stream(stream)
 
-    def is_on_device(self, tensor):
-        return True
+    def find(self, tensor):
+        return self, None
 
 
 N_UNITS = 4

@@ -4,6 +4,7 @@
 #include "core/status.h"
 #include "mesh/mesh.h"
 #include "plan/plan.h"
+#include "schedule/constants.h"
 #include "sizes/catalogue.h"
 #include "sizes/rows.h"
 
@@ -41,6 +42,7 @@ static tagc_setup setup_of(const tagc_mesh_question *m) {
     engine->reducer.format = m->format;
     engine->reducer.sparsity = m->sparsity;
     if (m->sparsity == 0) engine->mild.format = m->format;
+    if (m->sparsity == 0) engine->reducer.block = TAGC_BLOCK_OF_EVERY;
     tagc_fsdp_options_resolve(engine);
     return setup;
 }
@@ -150,13 +152,11 @@ TEST(strategies_are_named_as_they_send) {
     for (int i = 0; i < TAGC_N_STRATEGIES; i++) {
         const tagc_strategy *s = &tagc_strategies[i];
         char zeros[32];
-        int format;
-        double sparsity;
-        tagc_strategy_sends(s, &format, &sparsity);
-        snprintf(zeros, sizeof zeros, "%g %% zero", 100 * sparsity);
+        const tagc_schedule_plan plan = tagc_strategy_plan(s);
+        snprintf(zeros, sizeof zeros, "%g %% zero", 100 * plan.sparsity);
         assert_int_equal(strstr(s->name, "tagc, ") != NULL, tagc_strategy_compresses(s));
-        assert_int_equal(strstr(s->name, zeros) != NULL, sparsity > 0);
-        assert_int_equal(strstr(s->name, "4 bits") != NULL, format == TAGC_FORMAT_INT4);
-        assert_int_equal(strstr(s->name, "in bf16") != NULL, format == TAGC_FORMAT_BF16);
+        assert_int_equal(strstr(s->name, zeros) != NULL, plan.sparsity > 0);
+        assert_int_equal(strstr(s->name, "4 bits") != NULL, plan.format == TAGC_FORMAT_INT4);
+        assert_int_equal(strstr(s->name, "in bf16") != NULL, plan.format == TAGC_FORMAT_BF16);
     }
 }

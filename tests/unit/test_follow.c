@@ -383,7 +383,63 @@ static void rests_body(member *m) {
     drop(&u);
 }
 
+static void exchange_owned(member *m, const shape_of_model *s, own_unit *u) {
+    tagc_piece sums[N_TENSORS];
+    for (uint32_t t = 0; t < s->n; t++) {
+        uint64_t first, n;
+        EXPECT(m, tagc_model_owned(u->model, m->rank, t, &first, &n) == TAGC_OK);
+        sums[t] = (tagc_piece){t, first, n, u->values[t] + first};
+    }
+    EXPECT(m, tagc_model_begin(u->model, 0, u->pieces, u->n, sums, u->n) == TAGC_OK);
+    EXPECT(m, tagc_model_end(u->model, 0, NULL) == TAGC_OK);
+}
+
+/* Of hosts with two ranks, whose sum decides. What one of them alone has a gradient of goes out as if nothing rested, also what the other
+ * one keeps; and where their gradients cancel each other out, both keep what they have, bit for bit. */
+static void rests_of_hosts_body(member *m) {
+    shape_of_model s;
+    own_unit u, plain;
+    float *before[N_TENSORS], *after[N_TENSORS], *of_plain[N_TENSORS];
+    tagc_piece pieces[2 * N_TENSORS];
+    make_one(m, &s, &u, TAGC_OUTPUT_HOST_SHARD, 1);
+    make_one(m, &s, &plain, TAGC_OUTPUT_HOST_SHARD, 0);
+    if (!u.model || !plain.model) return;
+    for (uint32_t t = 0; t < s.n; t++) {
+        before[t] = calloc((size_t)s.n_elems[t], sizeof(float));
+        after[t] = calloc((size_t)s.n_elems[t], sizeof(float));
+        of_plain[t] = calloc((size_t)s.n_elems[t], sizeof(float));
+    }
+    for (int step = 0; step < 18; step++) {
+        uint32_t out = (uint32_t)step % s.n;
+        int cancels = step >= 9; /* from then on the two models differ */
+        size_t n = residual_pieces(&s, before, pieces), n_bytes = (size_t)s.n_elems[out] * sizeof(float);
+        EXPECT(m, tagc_model_get_residual(u.model, 0, pieces, n) == TAGC_OK);
+        fill(&u, &s, m->rank, step);
+        fill(&plain, &s, m->rank, step);
+        for (uint64_t i = 0; i < s.n_elems[out]; i++) {
+            float value = gradient_of(2 * m->host, out, i, step);
+            float own = m->place == 0 ? value : cancels ? -value : 0;
+            u.values[out][i] = plain.values[out][i] = own;
+        }
+        exchange_owned(m, &s, &u);
+        exchange_owned(m, &s, &plain);
+        n = residual_pieces(&s, after, pieces);
+        EXPECT(m, tagc_model_get_residual(u.model, 0, pieces, n) == TAGC_OK);
+        n = residual_pieces(&s, of_plain, pieces);
+        EXPECT(m, tagc_model_get_residual(plain.model, 0, pieces, n) == TAGC_OK);
+        if (cancels) EXPECT(m, !memcmp(before[out], after[out], n_bytes));
+        for (uint32_t t = 0; !cancels && t < s.n; t++) {
+            EXPECT(m, !memcmp(after[t], of_plain[t], (size_t)s.n_elems[t] * sizeof(float)));
+            EXPECT(m, !memcmp(u.values[t], plain.values[t], (size_t)s.n_elems[t] * sizeof(float)));
+        }
+    }
+    for (uint32_t t = 0; t < s.n; t++) free(before[t]), free(after[t]), free(of_plain[t]);
+    drop(&u);
+    drop(&plain);
+}
+
 TEST(tensors_that_rest) {
     run_world(2, 1, rests_body, NULL);
     run_world(3, 1, rests_body, NULL);
+    run_world(2, 2, rests_of_hosts_body, NULL);
 }

@@ -480,7 +480,3 @@ void tagc_gatherer_destroy(tagc_gatherer *g) {
     tagc_memory_destroy(g->arena);
     tagc_memory_destroy(g);
 }
-
-void tagc_gatherer_set_name(tagc_gatherer *g, const char *name) {
-    tagc_identity_set_name(g->comm, &g->identity, name);
-}

@@ -155,9 +155,6 @@ static inline int tagc_gatherer_has_words(const tagc_gatherer *g) {
     return !g->is_delta && !g->is_lossless;
 }
 
-/* As tagc_reducer_set_name. */
-void tagc_gatherer_set_name(tagc_gatherer *gatherer, const char *name);
-
 /* ---- two levels: a gather between hosts, then one within each (unit/gather.h) ---- */
 
 /* tagc_gatherer_create, where the rows of `full` lie `stride` values apart. n_full then counts all from the first value to the last. */

@@ -9,6 +9,7 @@ the caller, who knows the order of its collectives."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import sys
@@ -33,6 +34,7 @@ from tagc.torch.extension import (
     Cluster,
     Exchange,
     Future,
+    Gradient,
     Held,
     Layers,
     Memory,
@@ -47,6 +49,7 @@ from tagc.torch.extension import (
     Values,
     about_host,
     agree_all,
+    all_ranks,
     check_known,
     checkpoint,
     choice,
@@ -55,6 +58,7 @@ from tagc.torch.extension import (
     look_fresh,
     scale_of,
     timeout_of,
+    versions,
 )
 
 
@@ -127,23 +131,8 @@ class Collectives:
             if exchange == "direct":
                 values = values or "int4"
                 mild = values if mild is None and sparsity == 0 else mild
-        given: dict[str, Any] = {
-            "values": values,
-            "sparsity": sparsity,
-            "gentle": gentle,
-            "layers": layers,
-            "rules": rules,
-            "mild": mild,
-            "mild_sparsity": mild_sparsity,
-            "exchange": exchange,
-            "residual": residual,
-            "parameters": parameters,
-            "hosts": hosts,
-            "codec": codec,
-            "transport": transport,
-            "threads": threads,
-            "timeout_s": timeout_s,
-        }
+        given = dict(locals())
+        given = {field.name: given[field.name] for field in dataclasses.fields(Settings)}
         self._process = os.getpid()
         self._group, options, self._keys, is_fresh = _prepared(group, names, optimizer, given, boundaries)
         self._forward, self._backward = forward, backward
@@ -264,6 +253,14 @@ class Collectives:
         for work in failed:
             work.wait()
 
+    def forget(self, key: torch.Tensor | str) -> None:
+        """Drops what calls with that key have rounded off or not sent. Local; call it on every rank."""
+        with self._order:
+            self.synchronize()
+            reduced = self._keys.reduced.get(self._keys.name_of(key))
+            if reduced is not None:
+                reduced.unit.set_residuals_on_the_wire({})
+
     def reset_parameters(self) -> None:
         """Makes the next gathers send whole values, in bf16, if `parameters` are deltas. Call it after a
         change of parameters that is none of an optimizer's steps: a delta rounds a large change to a few
@@ -293,6 +290,20 @@ class Collectives:
     def ranks(self) -> list[int]:
         """Those of the group, as torch.distributed numbers them."""
         return dist.get_process_group_ranks(self._group)
+
+    def look_up(self, key: torch.Tensor | str, tensor: torch.Tensor) -> tuple[str, bool]:
+        """Returns a name of a key that all ranks know, "" if it has none, and whether a reduction of this
+        tensor is compressed. Local."""
+        name = self._keys.name_of(key)
+        like = key if isinstance(key, torch.Tensor) else tensor
+        is_alone = self._hosts.is_one or self._keys.n_ranks() == 1
+        is_compressed = not is_alone and self._keys.kind_of(name, like) != "dense"
+        return name if isinstance(key, str) or name in self._keys.kinds else "", is_compressed
+
+    @property
+    def sparsity(self) -> float:
+        """Which share of the values is not sent at once; the last one, with gentle=True."""
+        return self._state.options.sparsity
 
     def stats(self) -> dict[str, Any]:
         """Returns the statistics of this rank's last step, or of the step under way: keys as of
@@ -360,22 +371,25 @@ class Collectives:
     # ---- a call ----
 
     def _submit(self, what: str, key: Any, source: Any, target: Any, op: Any, is_async: bool) -> Work | None:
-        work = self._begin(what, key, source, target, op)
+        work = self.begin(what, key, source, target, op)
         if is_async:
             return work
         work.wait()  # without the order's lock, so that other threads' calls follow meanwhile
         return None
 
-    def _begin(self, what: str, key: Any, source: Any, target: Any, op: Any) -> Work:
+    def begin(
+        self, what: str, key: Any, source: Any, target: Any, op: Any, failure: Error | None = None
+    ) -> Work:
+        """Begins a call, for this class and for Turned. failure: why this rank only tells the others."""
         # what inference mode makes would not do for later calls
         with self._order, torch.inference_mode(False):
             self._check_open(what)
-            call = self._call(what, key, source, target, op)
+            call = self._call(what, key, source, target, op, failure)
             work = Work(target, self._failed)
             is_alone = self._keys.n_ranks() == 1
             runners = self._passes.runners
-            runner, _ = self._passes.runner_for(call.source)
-            is_on_host = runner is runners.host
+            staging, _ = runners.find(call.source)
+            is_on_host = staging is None
             if runners.staging is not None and (why := runners.staging.why_host) is not None:
                 self._state.say_once(f"tagc: compressed on the host: {why}")
 
@@ -385,7 +399,7 @@ class Collectives:
                     copy(call)
                 else:
                     self._run(call)
-                    if self._is_in_caller and not runners.is_on_device(call.source):
+                    if self._is_in_caller and is_on_host:
                         self._passes.synchronize()
 
             run = self._task(work, exchange, call.target)
@@ -393,7 +407,7 @@ class Collectives:
                 return self._start(work, run, not self._is_in_caller and not is_alone)
             self._drain()
             is_awaited = not self._hosts.is_flat or what == "all_gather" or call.key is None
-            work.future = runner.future(run, is_awaited)
+            work.future = runners.future(run, call.source, is_awaited)
             return work
 
     def _task(self, work: Work, run: Callable[[], None], target: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -470,9 +484,11 @@ class Collectives:
         if last is not None:
             last.wait()
 
-    def _call(self, what: str, key: Any, source: Any, target: Any, op: Any) -> Call:
+    def _call(self, what: str, key: Any, source: Any, target: Any, op: Any, failure: Error | None) -> Call:
         """Returns the call, checked as far as this rank can."""
         try:
+            if failure is not None:
+                raise failure
             n_ranks = self._keys.n_ranks()
             check(what, source, target, n_ranks)
             if what != "all_gather":
@@ -480,9 +496,9 @@ class Collectives:
             values = flat(source)
             into = values if target is source else flat(target)
             return Call(Use.of(what, source), key, values, into, op, None)
-        except Error as failure:
+        except Error as problem:
             nothing = torch.zeros(1)
-            return Call(Use(what, 1, "float32"), None, nothing, nothing.clone(), ReduceOp.SUM, failure)
+            return Call(Use(what, 1, "float32"), None, nothing, nothing.clone(), ReduceOp.SUM, problem)
 
     def _name_of(self, call: Call) -> str | None:
         return None if call.key is None else self._keys.name_of(call.key)
@@ -525,10 +541,8 @@ class Collectives:
         source = call.source.clone() if is_taken and call.source is not call.target else call.source
         waits = name is None or self._hosts.is_two_level  # where slices come together after the exchange
         number = self._keys.n_calls if name is None else None
-        what = reduced.unit, self._group, source, call.target, call.op
-        self._passes.exchange(
-            *what, lambda: reduced.layout, waits=waits, recurs=name is not None, number=number, agrees=True
-        )
+        what = reduced.unit, self._group, source, call.target, call.op, lambda: reduced.layout
+        self._passes.exchange(Gradient(*what, waits, recurs=name is not None, number=number, agrees=True))
 
     def _reduce(self, call: Call, name: str | None, reduced: Reduced) -> None:
         try:
@@ -647,9 +661,7 @@ def _prepared(
     failure: Exception | None = None
     keys: Keys | None = None
     try:
-        if process_group is None:
-            raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
-        process_group = _group_of(group) or process_group
+        process_group = _group_of(group) or all_ranks()
         _library.load()
         if given["timeout_s"] is None:
             given["timeout_s"] = timeout_of(process_group)
@@ -664,7 +676,7 @@ def _prepared(
             )
         ranks = dist.get_process_group_ranks(process_group)
         keys.cluster = Cluster(ranks, options.hosts, options.timeout_s, shares=False)
-        about["versions"] = {"libtagc": _library.version(), "torch": torch.__version__}
+        about["versions"] = versions()
         about |= {"options": options.fingerprint(), "rows": keys.rows}
         about["options"] |= {"an optimizer was given": optimizer is not None, **boundaries}
         about["fresh"] = look_fresh(keys.rows, keys.named_parameters())

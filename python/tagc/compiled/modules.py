@@ -19,7 +19,17 @@ import torch
 from tagc.compiled.passes import Pass
 from tagc.compiled.sharded import Sharded
 from tagc.compiled.starts import Started
-from tagc.torch.extension import DTYPES, AllGather, Disagreement, Kinds, Unit, all_gather, layouts, scale_of
+from tagc.torch.extension import (
+    DTYPES,
+    AllGather,
+    Disagreement,
+    Gradient,
+    Kinds,
+    Unit,
+    all_gather,
+    layouts,
+    scale_of,
+)
 
 Version = tuple[tuple[object, ...], ...]  # of each parameter
 
@@ -243,8 +253,8 @@ class Module:
         def exchange() -> torch.Tensor:
             target = source.new_empty(source.numel() // self.n_ranks)
             find_layout = functools.partial(self._layout, have)
-            what = self._unit, self.group, source, target, op, find_layout
-            shared.handle.passes.exchange(*what, recurs=False, agrees=True)
+            gradient = Gradient(self._unit, self.group, source, target, op, find_layout)
+            shared.handle.passes.exchange(gradient._replace(recurs=False, agrees=True))
             return target.to(dtype)
 
         if self._lasts(source.dtype):

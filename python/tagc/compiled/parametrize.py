@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from tagc._library import Error
 from tagc.compiled import internals
 from tagc.compiled.units import mark
-from tagc.torch.extension import check_known, check_model
+from tagc.torch.extension import all_ranks, check_known, check_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,10 +129,10 @@ def data_parallel(
     mesh = _checked(model, mesh, reshard_after_forward, shard_dim)
     mark(model, modules)
     make, shards = _maker(How(Precision.of(mp_policy), reshard_after_forward)), _Shards(mesh, shard_dim)
-    for name, module in model.named_modules():
+    for module in model.modules():
         own = {n: p for n, p in module.named_parameters(recurse=False, remove_duplicate=False) if p.numel()}
         for parameter_name, parameter in own.items():
-            module.register_parameter(parameter_name, shards.of(f"{name}.{parameter_name}", parameter))
+            module.register_parameter(parameter_name, shards.of(parameter))
         if own:
             kind: Any = type(module)
             module.__class__ = class_of(kind, tuple(own), make, "Sharded")
@@ -150,8 +150,7 @@ def _checked(
     """Returns the mesh. Error if that or the model will not do. Local."""
     from torch.distributed.tensor import DTensor
 
-    if not dist.is_initialized():
-        raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
+    all_ranks()  # or that raises
     if mesh is not None and not (isinstance(mesh, DeviceMesh) and mesh.ndim == 1):
         raise Error("argument", f"mesh is {mesh!r}, must be a DeviceMesh of one dimension, or None")
     if not isinstance(reshard_after_forward, bool):
@@ -194,7 +193,7 @@ class _Shards:
         self._mesh, self._dim = mesh, dim
         self._of: dict[int, tuple[torch.Tensor, torch.nn.Parameter]] = {}  # by id of the whole one
 
-    def of(self, name: str, whole: torch.nn.Parameter) -> torch.nn.Parameter:
+    def of(self, whole: torch.nn.Parameter) -> torch.nn.Parameter:
         from torch.distributed.tensor import Shard, distribute_tensor
 
         if id(whole) not in self._of:

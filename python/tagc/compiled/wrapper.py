@@ -124,15 +124,8 @@ class Wrapper(GatheringWrapper):
 
     def place(self) -> Place:
         one = next(iter(self._sharded.values()))
-        hosts, place = (
-            self.hosts(one.group),
-            place_of(dist.get_process_group_ranks(one.group), one.sharded.device_mesh),
-        )
-        if not hosts.is_two_level:
-            return place
-        return place._replace(
-            replica=place.replica // hosts.per_host, replicas=place.replicas // hosts.per_host
-        )
+        ranks = dist.get_process_group_ranks(one.group)
+        return place_of(ranks, one.sharded.device_mesh).among(self.hosts(one.group))
 
     @property
     def gathers(self) -> bool:

@@ -28,6 +28,7 @@ from tagc.torch.extension import (
     AnyWrapper,
     Exchanged,
     Expected,
+    Gradient,
     Hosts,
     Kinds,
     Place,
@@ -195,7 +196,7 @@ class _State:
     ) -> None:
         passes, hosts, n = self.handle.passes, self.handle.wrapper.hosts(group), gradient.numel()
         find_layout = functools.partial(layout, n, hosts)
-        passes.exchange(self.unit, group, gradient, output, ReduceOp.AVG, find_layout)
+        passes.exchange(Gradient(self.unit, group, gradient, output, ReduceOp.AVG, find_layout))
 
     def _add_up(self, group: dist.ProcessGroup, gradient: torch.Tensor, output: torch.Tensor) -> None:
         """Lets torch average."""

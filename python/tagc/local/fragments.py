@@ -28,7 +28,7 @@ from tagc import _library as lib
 from tagc._library import Error
 from tagc.local.options import Settings
 from tagc.local.sites import Site, Trained
-from tagc.torch.extension import Comm, Gatherer, Levels, UnitModel, layouts
+from tagc.torch.extension import Comm, Gatherer, Levels, Sum, Unit, layouts
 
 Stats = Sequence[tuple[Any, lib.ReducerStats]]  # of each part that was exchanged: its kind and n_real
 
@@ -85,8 +85,8 @@ class Fragment:
         self.is_gated = settings.gate is not None
         self.anchor = zeros(self.n_elems)
         self.velocity = zeros(self.n_elems if settings.outer_momentum else 0)
-        self.unit: UnitModel | None = None  # none without elements or sites
-        self._unsent: dict[str, torch.Tensor] = {}  # residuals while there is no unit
+        # has no model where there are no elements or sites
+        self.unit = Unit(f"fragment {index}", settings)
         self._gatherer: Gatherer | None = None
         self._gathered = zeros(0)  # (slices, n), if there are several
 
@@ -97,17 +97,15 @@ class Fragment:
         if self.n_real:
             starts = [place.start for place in self.places]
             layout = layouts.bucket(self._parameters, comm.world_size, starts, self.n_elems)
-            name, levels = f"fragment {self.index}", Levels(None, comm)
-            self.unit = UnitModel(name, levels, layout, torch.float32, op, self._settings)
-            self.unit.set_residuals_on_the_wire(self._unsent)
-            self._unsent = {}
+            self.unit.model_of(Sum(Levels(None, comm), layout, torch.float32, op))
         if self._n_slices > 1 and inner is not None:
             self._gathered = torch.zeros(self._n_slices, self.n_elems, dtype=torch.float32, device="cpu")
             self._gatherer = Gatherer(inner, self._gathered.numel(), "fp32", tag=self.index)
 
     def tensors(self) -> list[torch.Tensor]:
         """Returns what it holds beside its unit."""
-        return [self.anchor, self.velocity, self._gathered, *self._unsent.values()]
+        unsent = self.residuals_on_the_wire() if self.unit.model is None else {}
+        return [self.anchor, self.velocity, self._gathered, *unsent.values()]
 
     def views(self, values: torch.Tensor) -> dict[str, torch.Tensor]:
         """Returns name of a parameter -> its elements, (length,), of such an array."""
@@ -199,9 +197,9 @@ class Fragment:
     # ---- residuals, as quorums ask for them ----
 
     def residuals_on_the_wire(self) -> dict[str, torch.Tensor]:
-        """Returns name -> residual, (length,), which stays as it is, of each parameter that has one. Local;
-        not while the fragment is under way."""
-        return self._unsent if self.unit is None else self.unit.residuals_on_the_wire()
+        """Returns name -> copy of the residual, (length,), of each parameter that has one. Local; not while
+        the fragment is under way."""
+        return self.unit.residuals_on_the_wire()
 
     def names_of_residuals(self) -> set[str]:
         """Returns the names in residuals_on_the_wire() whose residual is not zero."""
@@ -209,13 +207,10 @@ class Fragment:
 
     def set_residuals_on_the_wire(self, values: Mapping[str, torch.Tensor]) -> None:
         """Replaces all residuals; those not named become zero."""
-        if self.unit is not None:
-            self.unit.set_residuals_on_the_wire(values)
-        else:
-            self._unsent = dict(values)
+        self.unit.set_residuals_on_the_wire(values)
 
     def decay_residual(self) -> None:
-        if self.unit is not None and self._settings.residual_decay != 1:
+        if self.unit.model is not None and self._settings.residual_decay != 1:
             self.unit.scale_residuals(self._settings.residual_decay)
 
     def checksum(self) -> int:
@@ -227,16 +222,18 @@ class Fragment:
 
     def disconnect(self) -> None:
         """Ends the exchange and keeps the residuals."""
-        self._unsent = self.residuals_on_the_wire()
-        self.close()
+        self.unit.close()
+        self._close_gatherer()
 
     def close(self) -> None:
         """Makes no tensor, because the garbage collector may call it while torch traces."""
-        if self.unit is not None:
-            self.unit.free()
+        self.unit.free()
+        self._close_gatherer()
+
+    def _close_gatherer(self) -> None:
         if self._gatherer is not None:
             self._gatherer.close()
-        self.unit = self._gatherer = None
+        self._gatherer = None
 
 
 class Flight:
@@ -287,13 +284,13 @@ class Flight:
         if fragment.is_gated:
             sent = self.mean.copy_(self.delta)  # where sums come, too
             self._held = fragment.hold_back(sent, self._before, self._share)
-        if fragment.unit is not None:
-            fragment.unit.begin(sent, self.mean, number, 1.0)
+        if fragment.unit.model is not None:
+            fragment.unit.model.begin(sent, self.mean, number, 1.0)
             self._is_begun = True
 
     def end(self) -> Stats:
         """Waits for it; Error if it failed."""
-        if not self._is_begun or self.fragment.unit is None:
+        if not self._is_begun or self.fragment.unit.model is None:
             return []
         self._is_begun = False
         stats = self.fragment.unit.model.end()

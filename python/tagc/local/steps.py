@@ -17,6 +17,7 @@ agreement has connections of its own: over that of the reducers it would wait fo
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import sys
@@ -46,6 +47,7 @@ from tagc.torch.extension import (
     Memory,
     Values,
     agree_all,
+    all_ranks,
     check_known,
     count,
     group_of,
@@ -54,6 +56,7 @@ from tagc.torch.extension import (
     say,
     timeout_of,
     unwrapped,
+    versions,
 )
 
 BEGINS, LANDS, SYNCHRONIZES = range(3)  # what a site comes for
@@ -145,21 +148,8 @@ class LocalSteps:
         verbose: bool = True,
         **unknown: NoReturn,
     ) -> None:
-        chosen = {
-            "every": every,
-            "fragments": fragments,
-            "delay": delay,
-            "outer_lr": outer_lr,
-            "outer_momentum": outer_momentum,
-            "residual_decay": residual_decay,
-            "sparsity": sparsity,
-            "values": values,
-            "gate": gate,
-            "layers": layers,
-            "rules": rules,
-            "threads": threads,
-            "timeout_s": timeout_s,
-        }
+        given = dict(locals())
+        chosen = {field.name: given[field.name] for field in dataclasses.fields(Settings)}
         check_known(LocalSteps, unknown)
         self.model: torch.nn.Module = unwrapped(model)
         self.on_exchange, self._verbose = on_exchange, verbose
@@ -180,8 +170,7 @@ class LocalSteps:
         self.fragments: list[Fragment] = []
         agreed = self._prepare(optimizer, between, manager, chosen)
         rows, self._due = agreed["rows"], self.settings.due()
-        sent = {"compressed": (self.settings.travels(), None), "dense": ("dense", None)}
-        self.table = policy.table(rows, sent)
+        self.table = policy.table(rows, {"compressed": self.settings.travels(), "dense": "dense"})
         kinds, trained = {row.name: row.class_ for row in rows}, self.site.trained
         for i, members in enumerate(cut([one.parameter.numel() for one in trained], fragments)):
             parameters = trained[members.start : members.stop]
@@ -231,8 +220,8 @@ class LocalSteps:
                 )
             if manager is not None:
                 manager.check(optimizer, between, chosen["delay"])
-            elif groups[0] is None:
-                raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
+            else:
+                all_ranks()  # or that raises
             between = group_of(self.model, between)
             if self.on_exchange is not None and not callable(self.on_exchange):
                 raise Error("argument", f"on_exchange is {self.on_exchange!r}, must be a function of a dict")
@@ -261,11 +250,7 @@ class LocalSteps:
                     "be at most as many",
                 )
             where = {"kind of model": site.kind, "sites": site.n_sites, "ranks of a site": site.n_inner}
-            agreed = {
-                "versions": {"libtagc": lib.version(), "torch": torch.__version__},
-                "rows": rows,
-                "options": self.settings.fingerprint() | where,
-            }
+            agreed = {"versions": versions(), "rows": rows, "options": self.settings.fingerprint() | where}
         except Exception as problem:
             failure = problem
         for group in groups:

@@ -8,28 +8,31 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from tagc import _library as lib
 from tagc import _planner as planner
 from tagc._library import Error
 from tagc.pipeline import internals
 from tagc.pipeline.blocks import Codec, Device, codec_of, opened
-from tagc.pipeline.stage import hosts_of
+from tagc.pipeline.stage import check_hosts, hosts_of
 from tagc.torch.extension import (
     agree_all,
+    all_ranks,
     bytes_text,
+    check_seconds,
     choose,
     factor_of,
     identity,
     number,
+    off,
     say,
     seconds_text,
     share,
     streams,
+    versions,
 )
 
 if TYPE_CHECKING:
@@ -73,6 +76,18 @@ def forecast(
             }
         )
     return rows
+
+
+class _Asked(NamedTuple):
+    """The options of advise_stage(), and the ranks that advise together."""
+
+    stage: Any
+    group: dist.ProcessGroup
+    micro_batches: int
+    schedule: str
+    hosts: int | None
+    step_s: float | None
+    seconds: float
 
 
 class _Survey:
@@ -220,20 +235,19 @@ def advise_stage(
     "verdict", "baseline", "gain", "name", "options" (of compress_stage()), "reason", "text", "rows"."""
     if not internals.is_pipeline_stage(stage):
         raise Error("argument", f"stage is a {type(stage).__name__}, must be a PipelineStage")
-    if not dist.is_initialized():
-        raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
-    group = stage.group if stage.group is not None else dist.group.WORLD
-    assert group is not None
+    world = all_ranks()
+    group = world if stage.group is None else stage.group
     hosts = hosts_of(stage) if hosts is None else hosts
+    asked = _Asked(stage, group, micro_batches, schedule, hosts, step_s, seconds)
     failure: Exception | None = None
     about: dict[str, Any] = {}
     on: streams.Cuda | Device | None = None
     try:
-        tensors = _check(stage, group, micro_batches, schedule, activations, hosts, step_s, seconds)
+        tensors = _check(asked, activations)
         on, why_host = opened(torch.device(stage.device))
         is_last = stage.stage_index == stage.num_stages - 1
         about = {
-            "versions": {"libtagc": lib.version(), "torch": torch.__version__},
+            "versions": versions(),
             "options": {
                 "micro_batches": micro_batches,
                 "schedule": schedule,
@@ -255,7 +269,7 @@ def advise_stage(
         codec_on = (
             on.streams if isinstance(on, Device) and not has_kernels else on
         )  # as compress_stage() does
-        advice = _advise(everyone, stage, group, codec_on, micro_batches, schedule, hosts, step_s, seconds)
+        advice = _advise(everyone, asked, codec_on)
     finally:
         if isinstance(on, Device):
             on.close()
@@ -265,22 +279,14 @@ def advise_stage(
 
 
 def _advise(
-    everyone: list[dict[str, Any]],
-    stage: Any,
-    group: dist.ProcessGroup,
-    on: streams.Cuda | Device | None,
-    micro_batches: int,
-    schedule: str,
-    hosts: int | None,
-    step_s: float | None,
-    seconds: float,
+    everyone: list[dict[str, Any]], asked: _Asked, on: streams.Cuda | Device | None
 ) -> dict[str, Any]:
     """Returns the advice, now that all ranks know the same. Collective."""
-    n = len(everyone)
+    n, hosts, (micro_batches, schedule) = len(everyone), asked.hosts, asked[2:4]
     of_hosts = [i * hosts // n if hosts else theirs["host"] for i, theirs in enumerate(everyone)]
     # the largest of all boundaries, which the others wait for; the slowest stage
     sends = max((theirs["sends"] for theirs in everyone), key=_size)
-    step_s = None if step_s is None else max(theirs["compute_s"] for theirs in everyone)
+    step_s = None if asked.step_s is None else max(theirs["compute_s"] for theirs in everyone)
     about = {
         "wrap": "pipeline",
         "world_size": n,
@@ -290,8 +296,9 @@ def _advise(
     }
     if len(set(of_hosts)) == 1 or not any(Codec.takes(dtype) for _, dtype in sends):
         why = f"all {n} stages are on one host" if len(set(of_hosts)) == 1 else "stages send no floats"
-        return _alone(why, step_s) | about
-    survey = _Survey(group, torch.device(stage.device), on, of_hosts, seconds)
+        reason = f"leave it off: {why}, so compress_stage() would send everything whole"
+        return off("torch's own messages", reason) | about
+    survey = _Survey(asked.group, torch.device(asked.stage.device), on, of_hosts, asked.seconds)
     rows = forecast(_measure(survey, sends), schedule, n, micro_batches, step_s)
     advice = choose(rows, "step_s= shows") | about | {"rows": rows}
     return advice | {"text": _text(advice)}
@@ -301,28 +308,15 @@ def _size(tensors: Tensors) -> int:
     return sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in tensors)
 
 
-def _check(
-    stage: Any,
-    group: dist.ProcessGroup,
-    micro_batches: object,
-    schedule: object,
-    activations: Any,
-    hosts: int | None,
-    step_s: object,
-    seconds: object,
-) -> Tensors:
+def _check(asked: _Asked, activations: Any) -> Tensors:
     """Returns what the stage sends, or raises an Error that names the option. Local."""
+    stage, group, micro_batches, schedule, hosts = asked[:5]
     number("micro_batches", micro_batches, 1, 10**6, int)
     if schedule not in SCHEDULES:
         raise Error("argument", f"schedule is {schedule!r}, must be one of {', '.join(map(repr, SCHEDULES))}")
     n_ranks = dist.get_world_size(group)
-    if hosts is not None:
-        number("hosts", hosts, 1, n_ranks, int)
-        if n_ranks % hosts:
-            raise Error("argument", f"hosts is {hosts}, must divide the {n_ranks} ranks of the stage's group")
-    for name, value, most in (("step_s", step_s, 1e6), ("seconds", seconds, 3600)):
-        if value is not None and not (isinstance(value, (int, float)) and 0 < value <= most):
-            raise Error("argument", f"{name} is {value!r}, must be a number above 0, at most {most:g}")
+    check_hosts(hosts, n_ranks)
+    check_seconds(asked.step_s, asked.seconds)
     if stage.num_stages != n_ranks:
         raise Error(
             "unsupported",
@@ -332,13 +326,6 @@ def _check(
     if stage.stage_index == stage.num_stages - 1 and activations is None:
         return []  # nobody gets what the last one returns
     return _activations(stage, activations)
-
-
-def _alone(why: str, step_s: float | None) -> dict[str, Any]:
-    name = "torch's own messages"
-    reason = f"leave it off: {why}, so compress_stage() would send everything whole"
-    made = {"choice": "off", "options": {}, "torch": {}, "name": name, "baseline": name, "gain": 1.0}
-    return made | {"verdict": "makes no difference", "reason": reason, "rows": [], "text": reason}
 
 
 def _text(advice: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch.extension import Kernels, streams
+from tagc.torch.extension import Kernels, Pinned, streams
 
 # What a Codec takes, and as what libtagc reads and writes it.
 _ELEMENTS = {torch.float32: torch.float32, torch.bfloat16: torch.bfloat16, torch.float16: torch.float32}
@@ -71,19 +71,11 @@ class StagedCodec(Codec):
 
     def __init__(self, values: str, block: int, is_stochastic: bool, streams: streams.Cuda) -> None:
         super().__init__(values, block, is_stochastic)
-        self._streams = streams
-        self._pinned: dict[str, torch.Tensor] = {}  # which grow to the largest
-
-    def _room(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        """Returns pinned memory for a tensor. What was copied from it before has arrived."""
-        pinned = self._pinned.get(name)
-        if pinned is None or pinned.nbytes < like.nbytes:
-            pinned = self._pinned[name] = self._streams.pinned(-(-like.nbytes // 8))
-        return pinned.view(torch.uint8)[: like.nbytes].view(like.dtype).view(like.shape)
+        self._streams, self._pinned = streams, Pinned(streams)
 
     def _encode(self, values: torch.Tensor, message: torch.Tensor) -> None:
         self._streams.settle()
-        here, made = self._room("values", values), self._room("message", message)
+        here, made = self._pinned.like("values", values), self._pinned.like("message", message)
         here.copy_(values, non_blocking=True)
         self._streams.settle()
         super()._encode(here, made)
@@ -91,7 +83,7 @@ class StagedCodec(Codec):
 
     def _decode(self, message: torch.Tensor, values: torch.Tensor, number: int) -> None:
         self._streams.settle()
-        here, came = self._room("values", values), self._room("message", message)
+        here, came = self._pinned.like("values", values), self._pinned.like("message", message)
         came.copy_(message, non_blocking=True)
         self._streams.settle()
         super()._decode(came, here, number)

@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.distributed as dist
 
-from tagc import _library
 from tagc._library import Error
 from tagc.pipeline import internals
 from tagc.pipeline.blocks import Codec, Device, codec_of, opened
-from tagc.torch.extension import agree_all, identity, number, say, streams
+from tagc.torch.extension import agree_all, all_ranks, identity, number, say, streams, versions
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
@@ -394,27 +393,25 @@ def compress_stage(
     On failure it raises the same Error on every rank and changes nothing."""
     if not internals.is_pipeline_stage(stage):
         raise Error("argument", f"stage is a {type(stage).__name__}, must be a PipelineStage")
-    if not dist.is_initialized():
-        raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
+    world = all_ranks()
     options: dict[str, Any] = {"forward": forward, "backward": backward, "block": block}
     options |= {"hosts": hosts, "num_stages": stage.num_stages}
-    group = stage.group if stage.group is not None else dist.group.WORLD
-    assert group is not None
+    group = world if stage.group is None else stage.group
     pipeline = _forming.get(group)
     if pipeline is not None and pipeline.is_closed:
         pipeline = None
     failure: Exception | None = None
-    versions = {}
+    own_versions = {}
     on: streams.Cuda | Device | None = None
     why_host = ""
     try:
         _check(stage, group, options, hosts, timeout_s)
         on, why_host = opened(torch.device(stage.device))
-        versions = {"libtagc": _library.version(), "torch": torch.__version__}
+        own_versions = versions()
     except Exception as problem:
         failure = problem
     about = {
-        "versions": versions,
+        "versions": own_versions,
         "options": {**options, "the list of stages so far": sorted(pipeline.joined) if pipeline else []},
         "rows": [],
         "stage": stage.stage_index,
@@ -485,6 +482,18 @@ def _join(
     return CompressedStage(stage, pipeline, on)
 
 
+def check_hosts(hosts: Any, n_ranks: int) -> None:
+    """Raises an Error unless so many ranks can be on that many hosts. Local."""
+    if hosts is not None:
+        number("hosts", hosts, 1, n_ranks, int)
+        if n_ranks % hosts:
+            raise Error(
+                "argument",
+                f"hosts is {hosts}, must divide the {n_ranks} ranks of the stage's group: each host has as "
+                "many, in their order",
+            )
+
+
 def _check(stage: Any, group: Any, options: dict[str, Any], hosts: Any, timeout_s: Any) -> None:
     """Raises an Error that names the option, unless all fit. Local."""
     for direction in ("forward", "backward"):
@@ -496,15 +505,7 @@ def _check(stage: Any, group: Any, options: dict[str, Any], hosts: Any, timeout_
     number("block", options["block"], 16, 4096, int)
     if options["block"] & (options["block"] - 1):
         raise Error("argument", f"block is {options['block']}, must be a power of two from 16 to 4096")
-    n_ranks = dist.get_world_size(group)
-    if hosts is not None:
-        number("hosts", hosts, 1, n_ranks, int)
-        if n_ranks % hosts:
-            raise Error(
-                "argument",
-                f"hosts is {hosts}, must divide the {n_ranks} ranks of the stage's group: each host has as "
-                "many, in their order",
-            )
+    check_hosts(hosts, dist.get_world_size(group))
     if timeout_s is not None:
         number("timeout_s", timeout_s, 0.001, 1e6)
     if stage in _compressed:

@@ -17,7 +17,7 @@ from tagc._library import Error
 from tagc.quorum import internals
 from tagc.quorum.managed import Managed
 from tagc.torch import Compressed
-from tagc.torch.extension import Exchanged, Wrapped
+from tagc.torch.extension import Exchanged, Gradient, Wrapped
 from tagc.torch.hooks import fsdp2
 
 
@@ -33,15 +33,10 @@ class _AllReduce:
         try:
             wrapper.begin(handle)
             wrapper.prepare(reduce_output)
-            handle.passes.exchange(
-                self._unit,
-                wrapper.quorum,
-                reduce_output,
-                reduce_output,
-                dist.ReduceOp.SUM,
-                functools.partial(module.shard_layout, reduce_output.numel(), wrapper.hosts(wrapper.quorum)),
-                agrees=True,
-            )
+            hosts = wrapper.hosts(wrapper.quorum)
+            find_layout = functools.partial(module.shard_layout, reduce_output.numel(), hosts)
+            what = wrapper.quorum, reduce_output, reduce_output, dist.ReduceOp.SUM, find_layout
+            handle.passes.exchange(Gradient(self._unit, *what, agrees=True))
             wrapper.goes_on([parameter.name for parameter in module.parameters])
         except BaseException as failure:
             handle.passes.give_up()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tagc.torch.extension import ddp_hooks, reader
+from tagc.torch.extension import reader
 
 SEEN = {
     "DistributedDataParallel._remove_autograd_hooks": "2.9 to 2.14",
@@ -17,14 +17,13 @@ _get, _find = reader(SEEN)
 
 def renew_ddp_reducer(model: Any) -> None:
     """Gives a DistributedDataParallel a new reducer with the same settings and without a hook, because a
-    reducer accepts only one."""
+    reducer accepts only one. DDP's list of hooks keeps the old one's."""
     _get(model, "DistributedDataParallel._remove_autograd_hooks")()
     parameters, expect_sparse = _get(model, "DistributedDataParallel._build_params_for_reducer")()
     names = _get(model, "DistributedDataParallel._build_debug_param_to_name_mapping")(parameters)
     _get(model, "DistributedDataParallel._ddp_init_helper")(
         parameters, expect_sparse, names, model.static_graph
     )
-    ddp_hooks(model).clear()
 
 
 def has_async_quorum(manager: Any) -> bool:

@@ -19,7 +19,7 @@ from tagc import _library
 from tagc._library import Error
 from tagc.torch.advise import first_words
 from tagc.torch.exchange import cores, internals, streams, waits
-from tagc.torch.exchange.agreement import agree_all
+from tagc.torch.exchange.agreement import agree_all, all_ranks, versions
 from tagc.torch.exchange.hosts import Cluster
 from tagc.torch.exchange.interfaces import ALONE
 from tagc.torch.exchange.said import say
@@ -184,8 +184,7 @@ def hosts_of(model: torch.nn.Module) -> dict[int, str]:
         groups = kind_of(model, None).wrapper(model, None).agreeing()
     except Exception as problem:
         failure = problem
-    about: dict[str, Any] = {"versions": {}, "options": {}, "rows": [], "fresh": None}
-    about["about host"] = first_words.about_host()
+    about = {"fresh": None, "about host": first_words.about_host()}
     hosts = _agree(groups, about, failure, None, "hosts_of()")[1]
     return {rank: about["host"] for rank, about in hosts.items()}
 
@@ -214,7 +213,7 @@ def _look(
     seen = _Seen([dist.group.WORLD if dist.is_initialized() else None])
     try:
         if seen.groups == [None] and all(kind.needs_init for kind in kinds_of(model, between)):
-            raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
+            all_ranks()  # raises
         if on_step is not None and not callable(on_step):
             raise Error("argument", f"on_step is {on_step!r}, must be a function of a dict")
         seen.wrapper = wrapper = kind_of(model, between, only).wrapper(model, between)
@@ -307,7 +306,7 @@ def _prepare(
 def _adapt_together(handle: Compressed, optimizer: Any, groups: list[dist.ProcessGroup | None]) -> None:
     """Adapts the optimizer, or closes the handle on all ranks if one of them cannot. Collective."""
     failure: Exception | None = None
-    nothing: dict[str, Any] = {"versions": {}, "options": {}, "rows": [], "fresh": None, "about host": None}
+    nothing: dict[str, Any] = {"fresh": None, "about host": None}
     try:
         try:
             handle.adapt(optimizer)
@@ -393,7 +392,7 @@ def _describe(model: torch.nn.Module, wrapper: Wrapper, options: dict[str, Any])
     # torch's gathers of another dtype would end the process
     dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()})
     return {
-        "versions": {"libtagc": _library.version(), "torch": torch.__version__},
+        "versions": versions(),
         "options": wrapper.fingerprint()
         | settings.fingerprint()
         | {"dtype of parameters": ", ".join(dtypes)},
@@ -474,6 +473,6 @@ def _nothing(rows: list[policy.Row], settings: Settings, trained: Set[str]) -> s
 def _table(rows: list[policy.Row], settings: Settings, frozen: Set[str]) -> str:
     """Returns the table of what is trained. frozen: names of what is not."""
     trained = [row for row in rows if row.name not in frozen]
-    table = policy.table(trained, {kind: (settings.travels(kind), None) for kind in policy.CLASSES})
+    table = policy.table(trained, {kind: settings.travels(kind) for kind in policy.CLASSES})
     n_frozen = sum(row.n_elems for row in rows if row.name in frozen)
     return f"frozen, not exchanged: {n_frozen:,} elements\n{table}" if n_frozen else table

@@ -4,6 +4,7 @@ whole model."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,16 +16,21 @@ import torch.distributed as dist
 from tagc._library import Error
 from tagc.torch.exchange import internals, waits
 from tagc.torch.exchange import layout as layouts
-from tagc.torch.exchange.call import FindLayout, Record, Reduction
 from tagc.torch.exchange.comm import Comm, Disagreement, agree_in_turn
 from tagc.torch.exchange.hosts import Hosts
-from tagc.torch.exchange.interfaces import Exchanged, Expected
+from tagc.torch.exchange.interfaces import Expected
 from tagc.torch.exchange.layout import Layout
-from tagc.torch.exchange.model import Levels, PartStats
-from tagc.torch.exchange.model_exchanges import Contents, ModelExchanges, Start
-from tagc.torch.exchange.runner import Runner, Runners, Staged
+from tagc.torch.exchange.model import DTYPES, Levels, LocalFailure, Sum, Unit, kind_of
+from tagc.torch.exchange.model_exchanges import (
+    Contents,
+    FindLayout,
+    Gradient,
+    ModelExchanges,
+    Reduction,
+    Start,
+)
+from tagc.torch.exchange.runner import Runners
 from tagc.torch.exchange.staging import Staging
-from tagc.torch.exchange.unit import DTYPES, LocalFailure, Unit, kind_of
 from tagc.torch.exchange.unknown import UnknownLayouts
 from tagc.torch.exchange.within import HostSums
 from tagc.torch.schedule.options import constants
@@ -48,7 +54,9 @@ class Passes:
         self.groups: dict[str, str] = {}  # name of a parameter -> why it is in its class
         self.are_all_staged = False  # whether all ranks' parameters are on devices
         self._unknown = UnknownLayouts()
-        self.model_exchanges = ModelExchanges(state.schedule, runners.host.wait_for_jobs, runners.wait)
+        record = functools.partial(self.recorder.add, gentle=state.options.has_levels)
+        waits_for = runners.host.wait_for_jobs, runners.wait
+        self.model_exchanges = ModelExchanges(state.schedule, record, *waits_for)
         self._comms: dict[tuple[int, ...], Comm] = {}  # by ranks
         self._gather_comms: dict[tuple[int, ...], Comm] = {}
         self._loss_scale = 1.0  # of the pass whose hooks run; state.loss_scale is that of residuals
@@ -107,17 +115,17 @@ class Passes:
     def prepare(self) -> None:
         """Takes the memory of exchanges of gradients on a device, and of gathers of parameters, before the
         first one, as far as it is known what they will be. Collective."""
-        staged = self.runners.staged
-        if staged is None or not self.are_all_staged:
+        staging = self.runners.staging
+        if staging is None or not self.are_all_staged:
             return
         found = [what for what in self.state.wrapper.expected() if what.dtype in DTYPES]
         with self.state.lock:
             for what in found:
-                self._prepare(what, staged)
+                self._prepare(what, staging)
             for take_memory in self.state.wrapper.gathers_ahead():
-                take_memory(staged)
+                take_memory(staging)
 
-    def _prepare(self, what: Expected, staged: Staged) -> None:
+    def _prepare(self, what: Expected, staging: Staging) -> None:
         """Prepares one exchange."""
         hosts = self.state.wrapper.hosts(what.group)
         if hosts.is_one:
@@ -129,9 +137,9 @@ class Passes:
         agree_in_turn(levels, name, {"elements": what.n_elems, "dtype": what.dtype}, failure)
         if layout is None:
             return
-        kind, queue = kind_of(dist.ReduceOp.AVG, levels.between.world_size)[0], staged.staging.queue
-        unit = what.unit.make_unit()
-        model = unit.model_of(levels, layout, what.dtype, kind, what.unit.rests, queue)
+        kind = kind_of(dist.ReduceOp.AVG, levels.between.world_size)[0]
+        wanted = Sum(levels, layout, what.dtype, kind, staging.queue)
+        model = what.unit.make_unit().model_of(wanted, what.unit.rests)
         try:
             model.prepare(is_in_place=layout.all_reduce)
         except Error as problem:
@@ -140,59 +148,31 @@ class Passes:
 
     # ---- exchanges ----
 
-    def exchange(
-        self,
-        unit: Exchanged,
-        group: Any,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        op: Any,
-        find_layout: FindLayout,
-        waits: int = True,
-        recurs: bool = True,
-        number: int | None = None,
-        agrees: bool = False,
-        may_last: bool = False,
-    ) -> None:
+    def exchange(self, gradient: Gradient) -> None:
         """Exchanges a gradient. Every hook calls it, but where the result is a future (begin()). Collective.
-        It blocks for tensors in CPU memory, unless the exchange may last: the target is there at the end of
-        the pass then. For others it returns at once, and the target is there in the order of streams.
-        Failures that show later are raised by the next exchange or at the end of the backward pass.
-
-        find_layout() -> the layout of `source`; None if some parameters are missing: then this exchange is
-        dense and residuals do not change. waits: whether the current stream waits for the result; or
-        staging.FOR_INPUT. recurs: whether this unit comes once in a step. number: from which rounding
-        derives; None: the step's. agrees: whether, in CPU memory, ranks agree before it by messages of its
-        own, because they may come with other calls."""
+        It blocks for tensors in CPU memory, unless the exchange may last. For others it returns at once, and
+        the target is there in the order of streams. Failures that show later are raised by the next exchange
+        or at the end of the backward pass."""
         self._check_open()
-        hosts, what = self.state.wrapper.hosts(group), (unit, group, source, target, op)
-        if self.is_torchs(group, source):
+        if self.is_torchs(gradient.group, gradient.source):
             with self._giving_up():
                 self.model_exchanges.settle()
-                self._leave_to_torch(*what[:2], hosts, *what[2:], self._opens_step(unit, recurs))
-        elif self.runner_for(source)[0] is not self.runners.host:
-            self.model_exchanges.leave_on_device(self.begin(*what, find_layout, waits, recurs, number))
+                self._leave_to_torch(gradient)
+        elif self.runners.find(gradient.source)[0] is not None:
+            self.model_exchanges.leave_on_device(self.begin(gradient))
         else:
-            end = self.begin(*what, find_layout, waits, recurs, number, agrees)
-            self._wait_for(end, source, target, agrees, may_last)
+            self._wait_for(self.begin(gradient), gradient)
         self._end_outside()
 
-    def _wait_for(
-        self,
-        end: Callable[[], None],
-        source: torch.Tensor,
-        target: torch.Tensor,
-        has_agreed: bool,
-        may_last: bool,
-    ) -> None:
+    def _wait_for(self, end: Callable[[], None], gradient: Gradient) -> None:
         """Waits for an exchange in CPU memory. A failure is raised at the end of the pass, since other ranks
         may be further, unless all have agreed on this exchange."""
-        if has_agreed:
+        if gradient.agrees:
             with self._giving_up():
                 end()
             return
-        self.model_exchanges.leave(end, source, target)
-        if not may_last or self._is_outside:
+        self.model_exchanges.leave(end, gradient.source, gradient.target)
+        if not gradient.may_last or self._is_outside:
             self.model_exchanges.settle()
         if self._is_outside:
             self.synchronize()
@@ -215,36 +195,25 @@ class Passes:
         is_left = self.state.is_left_to_torch(source) and isinstance(group, dist.ProcessGroup)
         return self.state.wrapper.hosts(group).is_one or is_left
 
-    def begin(
-        self,
-        unit: Exchanged,
-        group: Any,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        op: Any,
-        find_layout: FindLayout,
-        waits: int = True,
-        recurs: bool = True,
-        number: int | None = None,
-        agrees: bool = False,
-    ) -> Callable[[], None]:
+    def begin(self, gradient: Gradient) -> Callable[[], None]:
         """Starts an exchange as exchange() does, and returns what waits for its end, once, in any thread. If
         it fails, that raises, and synchronize() on all ranks; so all begin what is left of the pass, too. An
-        Error of this call itself is one on all ranks. find_layout: of all ranks' rows. Collective."""
+        Error of this call itself is one on all ranks. Collective."""
         self._check_open()
+        unit, group, source, target = gradient[:4]
         host, hosts = self.runners.host, self.state.wrapper.hosts(group)
         with self._giving_up():
-            opens_step, comm = self._opens_step(unit, recurs), self.comm(hosts.between)
+            opens_step, comm = self._opens_step(gradient), self.comm(hosts.between)
             within = self.comm(hosts.within) if hosts.is_two_level else None
-            failure: BaseException | None = self.runner_for(source)[1]
-            staging = self.runners.staging if self.runners.is_on_device(source) else None
+            staging, why_not = self.runners.find(source)
+            failure: BaseException | None = why_not
             if staging is not None:  # what is left of a failed pass only tells the others
-                failure = failure or staging.failure or self.model_exchanges.told
-            find_scale = self._find_loss_scale(source, opens_step)
-            call = Reduction(
-                unit, Levels(within, comm), source, target, op, find_layout, find_scale, failure, waits,
-                None if self.state.wrapper.is_elastic else self.state.loaded, opens_step, number, agrees,
-            )  # fmt: skip
+                failure = staging.failure or self.model_exchanges.told
+            find_scale = self._find_loss_scale(staging is not None, opens_step)
+            loaded = None if self.state.wrapper.is_elastic else self.state.loaded
+            agrees = gradient.agrees and staging is None
+            levels = Levels(within, comm)
+            call = Reduction(gradient, levels, find_scale, failure, loaded, opens_step, agrees)
             self._loss_scale = call.loss_scale
             if within is not None and staging is not self._last_summed:  # ends over a host have one order
                 self.model_exchanges.settle()
@@ -318,13 +287,21 @@ class Passes:
         self.model_exchanges.make_room(n_bytes, self.state.wrapper.hosts(group).is_two_level)
 
     def _find(self, call: Reduction, own: Unit) -> Contents | None:
-        """Opens a step, if need be, and returns what is exchanged; None: this rank has a failure."""
+        """Opens a step, if need be, and returns what is exchanged; None: this rank has a failure. Unless
+        ranks have agreed on it, the step may be taken back."""
         with self.state.lock:
             if call.failure is not None:
                 self.state.n_steps += call.opens_step  # as on the others
                 return None
-            unit, layout, record = self._begin(call)
-        return Contents(unit.make_unit() if unit is not call.unit else own, layout, record)
+            if call.opens_step:
+                self.state.begin_step(call.loss_scale)
+            call.step = self.state.n_steps if call.number is None else call.number
+            if call.layout is not None:
+                return Contents(own, call.layout)
+            if self.state.wrapper.speaks:
+                self._unknown.warn(call.unit)
+            dense = self._unknown.dense(call.unit, call.n_elems, call.levels, call.is_all_reduce)
+            return Contents(*dense)
 
     @contextlib.contextmanager
     def _giving_up(self) -> Iterator[None]:
@@ -345,21 +322,13 @@ class Passes:
                 if not self.state.wrapper.joins(problem.whats):
                     raise
 
-    def _leave_to_torch(
-        self,
-        unit: Exchanged,
-        group: dist.ProcessGroup,
-        hosts: Hosts,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        op: Any,
-        opens_step: bool,
-    ) -> None:
+    def _leave_to_torch(self, gradient: Gradient) -> None:
         """Exchanges a gradient of a dtype that tagc does not know, or a sparse one, or one that stays within
         a host. Collective."""
-        begin = time.perf_counter()
-        if opens_step:
-            self.state.begin_step(self._find_loss_scale(source, opens_step)())
+        unit, group, source, target, op = gradient[:5]
+        begin, hosts = time.perf_counter(), self.state.wrapper.hosts(group)
+        if self._opens_step(gradient):
+            self.state.begin_step(self._find_loss_scale(False, True)())
         if not hosts.is_one:
             self.runners.wait()
             numbers = {"dtype": source.dtype, "sparse": source.layout != torch.strided}
@@ -378,45 +347,14 @@ class Passes:
             return self.comm(group).collectives(what)
         return waits.Collectives(group, what, self.state.options.timeout_s)
 
-    def runner_for(self, tensor: torch.Tensor) -> tuple[Runner, Error | None]:
-        """Returns what runs exchanges of gradients like that, and why it is not the right one: it then tells
-        the other ranks."""
-        try:
-            return self.runners.of(tensor), None
-        except Error as problem:
-            return self.runners.host, problem
-
-    def _find_loss_scale(self, source: torch.Tensor, opens_step: bool) -> Callable[[], float]:
+    def _find_loss_scale(self, is_on_device: bool, opens_step: bool) -> Callable[[], float]:
         # reading a scaler on a device would wait for the device
-        if not opens_step and self.runners.is_on_device(source):
+        if not opens_step and is_on_device:
             return lambda: self._loss_scale
         return lambda: self.state.loss_scale if self.scaler is None else self.scaler.get_scale()
 
-    def _begin(self, call: Reduction) -> tuple[Exchanged, Layout, Record]:
-        """Begins an exchange. Unless ranks have agreed on it, that may be taken back."""
-        if call.opens_step:
-            self.state.begin_step(call.loss_scale)
-        call.step = self.state.n_steps if call.number is None else call.number
-        unit, comm, layout = call.unit, call.comm, call.layout
-        n_control = comm.agreement_bytes if call.agrees_first else 0
-        if layout is None:
-            if self.state.wrapper.speaks:
-                self._unknown.warn(unit)
-            unit, layout = self._unknown.dense(unit, call.n_elems, call.levels, call.is_all_reduce)
-        n_bytes = call.n_bytes // call.levels.per_host  # that this rank exchanges
-        n_bytes_dense = (1 + layout.all_reduce) * n_bytes * (comm.world_size - 1) // comm.world_size
-        name, per_host = unit.name, call.levels.per_host
-
-        def record(stats: PartStats, seconds: float, agree_s: float) -> None:
-            times, gentle = (seconds, agree_s, n_control), self.state.options.has_levels
-            self.recorder.add(
-                name, stats, n_bytes_dense, call.n_elems, comm, *times, gentle, per_host, call.n_within
-            )
-
-        return unit, layout, record
-
     def _take_back(self) -> None:
-        """Takes a step back that _begin() has opened, because the ranks did not agree on it."""
+        """Takes a step back that _find() has opened, because the ranks did not agree on it."""
         self.state.n_steps -= 1
 
     def synchronize(self) -> None:
@@ -439,14 +377,14 @@ class Passes:
 
     # ---- steps ----
 
-    def _opens_step(self, unit: Exchanged, recurs: bool = True) -> bool:
+    def _opens_step(self, gradient: Gradient) -> bool:
         """Returns whether this is the first unit of a backward pass. A unit that comes again belongs to a new
         pass, and the end of the last pass was not reported."""
-        wrapper = self.state.wrapper
+        wrapper, unit = self.state.wrapper, gradient.unit
         if self._step_open and unit.name in self._units_of_step:
             self.synchronize()
             self.end_step()
-        if recurs:
+        if gradient.recurs:
             self._units_of_step.add(unit.name)
         # outside as in a pipeline
         self._is_outside = wrapper.ends_with_backward and not self.await_end()

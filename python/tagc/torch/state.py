@@ -13,9 +13,8 @@ import torch
 from tagc._library import Error
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.interfaces import Residuals, Wrapped
-from tagc.torch.exchange.model import Follower
+from tagc.torch.exchange.model import DTYPES, Follower
 from tagc.torch.exchange.said import say
-from tagc.torch.exchange.unit import DTYPES
 from tagc.torch.schedule import schedule
 from tagc.torch.schedule.moments import Moments
 from tagc.torch.schedule.options import Settings

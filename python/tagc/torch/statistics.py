@@ -11,6 +11,7 @@ from typing import Any
 from tagc import _library as lib
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.model import PartStats
+from tagc.torch.exchange.model_exchanges import Reduction
 from tagc.torch.schedule.schedule import EVERY
 
 
@@ -28,31 +29,23 @@ class Recorder:
         return copy.deepcopy(self._last)
 
     def add(
-        self,
-        unit: str,
-        stats: PartStats,
-        n_bytes_dense: int,
-        n_elems: int,
-        comm: Comm,
-        exchange_s: float,
-        agree_s: float,
-        n_bytes_control: int,
-        gentle: Callable[[str], object],
-        per_host: int,
-        n_bytes_within: int,
+        self, call: Reduction, stats: PartStats, exchange_s: float, gentle: Callable[[str], object]
     ) -> None:
-        """Counts an exchange. stats: [(part, tagc_reducer_stats)] of one unit with n_elems values, of which
-        each of the per_host ranks of a host exchanges as many. gentle(kind): whether that class has a gentle
-        start."""
+        """Counts an exchange. stats: [(part, tagc_reducer_stats)] of its unit, of which each rank of a host
+        exchanges as many values. gentle(kind): whether that class has a gentle start."""
+        comm, per_host = call.comm, call.levels.per_host
+        n_bytes_control = comm.agreement_bytes if call.agrees_first else 0
+        n_bytes = call.n_bytes // per_host  # that this rank exchanges
+        n_bytes_dense = (1 + call.is_all_reduce) * n_bytes * (comm.world_size - 1) // comm.world_size
         with self._lock:
             now = self._open()
             now["world_size"] = comm.world_size * per_host
             now["ranks_per_host"] = per_host
-            now["bytes_within"] += n_bytes_within
+            now["bytes_within"] += call.n_within
             now["n_units"] += 1
-            now["n_elems"] += n_elems
+            now["n_elems"] += call.n_elems
             now["exchange_s"] += exchange_s
-            self._agreed(now, n_bytes_control, agree_s)
+            self._agreed(now, n_bytes_control, call.agree_s)
             now["_gradient_bytes"] += n_bytes_control
             now["_host_bytes"] += n_bytes_control * per_host
             now["dense_bytes"] += n_bytes_dense
@@ -73,21 +66,21 @@ class Recorder:
                     now["n_compressed"] += n_real
                 now["n_saturated"] += step.n_saturated
                 if step.nonfinite:
-                    now["nonfinite_units"][unit] = 1
+                    now["nonfinite_units"][call.unit.name] = 1
 
     def add_gather(
         self,
-        n_bytes_sent: int,
-        n_bytes_received: int,
-        n_elems: int,
         comm: Comm,
-        gather_s: float,
-        agree_s: float,
+        n_elems: int,
+        n_bytes: tuple[int, int],
+        seconds: tuple[float, float],
         per_host: int,
         n_bytes_within: int,
     ) -> None:
         """Counts a gather between hosts of n_elems parameters of one unit: each of the per_host ranks of a
-        host gathers as many, and sends n_bytes_within to the others of its host."""
+        host gathers as many, and sends n_bytes_within to the others of its host. n_bytes: sent and received.
+        seconds: of the gather, and of the agreement before it."""
+        (n_bytes_sent, n_bytes_received), (gather_s, agree_s) = n_bytes, seconds
         with self._lock:
             now = self._open()
             now["_gather_share"] = (comm.world_size - 1) / comm.world_size

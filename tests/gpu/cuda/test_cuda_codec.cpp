@@ -515,9 +515,10 @@ static std::vector<int> run_deltas_here(tagc_delta_kind kind, const std::vector<
     for (size_t i = 0; i < rows.size(); i++) {
         const tagc_delta_row *row = &rows[i];
         if (kind == TAGC_DELTA_ENCODE)
-            results[i] = tagc_delta_encode(row->bits, row->values, row->base, row->n, row->body);
+            results[i] = tagc_delta_encode_part(row->bits, row->values, row->base, sizeof *row->base, row->n,
+                                                0, row->n, row->body);
         else
-            tagc_delta_apply(row->bits, row->body, row->out, row->n);
+            tagc_delta_apply_part(row->bits, row->body, row->out, sizeof *row->out, row->n, 0, row->n);
     }
     return results;
 }

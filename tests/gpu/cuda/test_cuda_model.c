@@ -360,9 +360,7 @@ static void open_device(one_rank *own) {
                tagc_kernels_create(own->device, &noting_maker, &own->kernels) != TAGC_OK) {
         abort();
     }
-    if ((own->kernels ? tagc_queue_create_on(own->kernels, 2, &own->queue)
-                      : tagc_queue_create(own->device, 2, &own->queue)) != TAGC_OK)
-        abort();
+    if (tagc_queue_create(own->device, own->kernels, 2, &own->queue) != TAGC_OK) abort();
     own->device->runtime.StreamWaitValue32 = between_flag;
     EXPECT(own->m, own->device->calls_wait == (t->refused != NULL));
     if (fake_stream(&own->stream)) abort();
@@ -996,7 +994,7 @@ TEST(test_queue_finds_out) {
     assert_int_equal(tagc_runtime_bind(FAKE_CUDART, &table, where), TAGC_OK);
     assert_int_equal(tagc_device_create(&table, where, 0, &device), TAGC_OK);
     device->patience_ms = 100;
-    assert_int_equal(tagc_queue_create(device, 2, &queue), TAGC_OK);
+    assert_int_equal(tagc_queue_create(device, NULL, 2, &queue), TAGC_OK);
     assert_int_equal(device->calls_wait, 1);
     tagc_queue_destroy(queue);
     tagc_device_close(device);
@@ -1103,7 +1101,7 @@ TEST(test_many_ranks) {
     assert_int_equal(tagc_runtime_bind_driver(&real), TAGC_OK);
     assert_int_equal(tagc_device_open("cuda", FAKE_CUDART, 0, &m.device), TAGC_OK);
     assert_int_equal(tagc_kernels_create(m.device, harness_maker(), &m.kernels), TAGC_OK);
-    assert_int_equal(tagc_queue_create_on(m.kernels, 2, &m.queue), TAGC_OK);
+    assert_int_equal(tagc_queue_create(m.device, m.kernels, 2, &m.queue), TAGC_OK);
     assert_int_equal(tagc_comm_create_callback(&ops, NULL, 0, RANKS_MANY, NULL, &m.comm), TAGC_OK);
     assert_int_equal(fake_stream(&m.stream), 0);
     m.there = fake_alloc(N_MANY * sizeof(float));

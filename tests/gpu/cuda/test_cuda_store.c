@@ -38,7 +38,7 @@ static void open_world(world *w) {
     harness_maker_configure(3, 1);
     assert_int_equal(tagc_device_open("cuda", FAKE_CUDART, 1, &w->device), TAGC_OK);
     assert_int_equal(tagc_kernels_create(w->device, harness_maker(), &w->kernels), TAGC_OK);
-    assert_int_equal(tagc_queue_create_on(w->kernels, 2, &w->queue), TAGC_OK);
+    assert_int_equal(tagc_queue_create(w->device, w->kernels, 2, &w->queue), TAGC_OK);
     assert_int_equal(tagc_store_create(w->queue, &w->store), TAGC_OK);
     assert_int_equal(tagc_comm_create_callback(&ops, NULL, 0, RANKS, NULL, &w->comm), TAGC_OK);
 }

@@ -7,6 +7,7 @@ import contextlib
 import pytest
 
 torch = pytest.importorskip("torch")
+import plan_parts
 import ranks
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -15,8 +16,6 @@ from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.utils.checkpoint import checkpoint
-
-from tagc import _planner as planner
 
 WIDTH = 128  # of a token: two blocks
 
@@ -248,7 +247,7 @@ def bytes_are_those_of_the_plan(rank, world_size, hosts=None):
                 x = tokens_of(rank, 0, 2 * n_tokens).bfloat16().requires_grad_()
                 back(there(x)).sum().backward()
             sent = sum(connection.bytes_sent().values()) - before
-            forecast = planner.tokens(
+            forecast = plan_parts.ask_tokens(
                 forward,
                 backward,
                 world_size=world_size,

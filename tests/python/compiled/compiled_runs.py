@@ -209,8 +209,8 @@ class Watched:
             self.not_ahead.append(one.name)
         return own(ahead, one, *how)
 
-    def _exchange(self, own, passes, unit, *arguments, **options):
-        since = self._begun[unit.name] + 1
+    def _exchange(self, own, passes, gradient):
+        since = self._begun[gradient.unit.name] + 1
         with self._news:
             goes_on = self._news.wait_for(
                 lambda: (
@@ -218,8 +218,8 @@ class Watched:
                 ),
                 30,
             )
-        assert goes_on, f"an operator waits for the exchange of {unit.name}"
-        own(passes, unit, *arguments, **options)
+        assert goes_on, f"an operator waits for the exchange of {gradient.unit.name}"
+        own(passes, gradient)
         self._n_ended += 1
 
     def n(self, name):

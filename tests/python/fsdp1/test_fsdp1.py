@@ -64,9 +64,9 @@ def spy(handle):
     """The dtype of each gradient that comes to the handle."""
     seen, exchange = [], handle.passes.exchange
 
-    def look(unit, group, source, *rest):
-        seen.append(source.dtype)
-        exchange(unit, group, source, *rest)
+    def look(gradient):
+        seen.append(gradient.source.dtype)
+        exchange(gradient)
 
     handle.passes.exchange = look
     return seen

@@ -137,7 +137,7 @@ def add_noise(model, schedule, n_times):
             lib.call("tagc_schedule_take", schedule._handle, full, n_full.value, sums)
             for one in sums:
                 one.gradient = 1.0
-            schedule.keep(model._levels.between, dict(zip(full[: n_full.value], sums)))
+            schedule.keep(model.sum.levels.between, dict(zip(full[: n_full.value], sums)))
 
 
 def train(name, folder, script, is_async=True, sparsity=None, n_ranks=1, rank=0, port=0):

@@ -21,10 +21,12 @@ from tagc._library import Error
 from tagc.torch.advise.choice import (
     bytes_text,
     call_of,
+    check_seconds,
     choose,
     choose_local,
     factor_of,
     mildest,
+    off,
     seconds_text,
 )
 from tagc.torch.advise.first_words import about_host
@@ -43,7 +45,7 @@ from tagc.torch.advise.survey import (
     parts_of,
 )  # fmt: skip
 from tagc.torch.exchange import cores, internals, streams
-from tagc.torch.exchange.agreement import agree_all
+from tagc.torch.exchange.agreement import agree_all, all_ranks, versions
 from tagc.torch.exchange.comm import share
 from tagc.torch.exchange.hosts import Cluster
 from tagc.torch.exchange.identity import identity
@@ -98,13 +100,12 @@ def advise(
     step, "exchange_s", "step_s", "reason"; else None)."""
     check_known(advise, unknown)
     model = internals.unwrapped(model)
-    group: dist.ProcessGroup | None = dist.group.WORLD if dist.is_initialized() else None
+    group: dist.ProcessGroup | None = None
     failure: Exception | None = None
     about: dict[str, Any] = {}
     on, cluster = None, None
     try:
-        if group is None:
-            raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
+        group = all_ranks()
         lib.load()
         shape, group = look(model, kind_of(model, between, call="advise()").name, between)
         _check_options(step_s, step, accumulate, seconds, every)
@@ -112,11 +113,11 @@ def advise(
         on = streams.of(streams.device_of(model))
         timeout_s = timeout_of(group) if timeout_s is None else timeout_s
         Settings(threads=threads, timeout_s=timeout_s, hosts=hosts)  # which checks them
-        cluster = _cluster(group, shape, hosts, between, timeout_s)
+        cluster = _cluster(group, hosts, between, timeout_s)
         if not shape.n_elems:
             raise Error("argument", "this model has no trained parameters: there is nothing to exchange")
         about = {
-            "versions": {"libtagc": lib.version(), "torch": torch.__version__},
+            "versions": versions(),
             "options": {
                 "seconds": seconds,
                 "threads": threads,
@@ -144,7 +145,7 @@ def advise(
             step_s = accumulate * _seconds_of(model, step)
         except Exception as problem:
             failure = problem
-        agree_all(group, {"versions": {}, "options": {}, "rows": []}, failure)
+        agree_all(group, {}, failure)
     if threads is None:
         threads = cores.threads(about["about host"], [theirs["about host"] for theirs in everyone])
     n_reducers = 1 + sum(parameter.requires_grad and parameter.ndim > 1 for parameter in model.parameters())
@@ -163,9 +164,7 @@ def advise(
 
 def _check_options(step_s: Any, step: Any, accumulate: Any, seconds: Any, every: Any) -> None:
     """Raises Error for a wrong option of advise(), of those that are its own. Local."""
-    for name, value, most in (("step_s", step_s, 1e6), ("seconds", seconds, 3600)):
-        if value is not None and not (isinstance(value, (int, float)) and 0 < value <= most):
-            raise Error("argument", f"{name} is {value!r}, must be a number above 0, at most {most:g}")
+    check_seconds(step_s, seconds)
     if isinstance(accumulate, bool) or not isinstance(accumulate, int) or not 1 <= accumulate <= 65536:
         raise Error("argument", f"accumulate is {accumulate!r}, must be an integer of 1 to 65536")
     if step is not None and (not callable(step) or step_s is not None):
@@ -178,9 +177,7 @@ def _check_options(step_s: Any, step: Any, accumulate: Any, seconds: Any, every:
         raise Error("argument", f'every is {every!r}, must be "auto", or an integer of 2 to 1000000')
 
 
-def _cluster(
-    group: dist.ProcessGroup, shape: Shape, hosts: int | None, between: Any, timeout_s: float
-) -> Cluster | None:
+def _cluster(group: dist.ProcessGroup, hosts: int | None, between: Any, timeout_s: float) -> Cluster | None:
     """Returns the hosts to look for, where compress() adds gradients up within them. Local."""
     adds_up = between is None
     if hosts is not None and not adds_up:
@@ -221,15 +218,7 @@ def advise_shape(
         step_s = max(share(group, step_s))
     rows = forecast(shape, measured, step_s, survey.hosts.per_host)
     advice = choose(rows, spread=measured["spread"]) | {
-        "wrap": shape.wrap,
-        "world_size": shape.world_size,
-        "n_params": shape.n_params,
-        "n_elems": shape.n_elems,
-        "n_units": len(shape.units),
-        "compute_s": step_s,
-        "accumulate": shape.accumulate,
-        "ranks_per_host": survey.hosts.per_host,
-        "where": where,
+        **_about(shape, step_s, shape.world_size, survey.hosts.per_host, where),
         "rows": rows,
         "link": link_of(shape, measured),
         "codec": measured["codec"],
@@ -248,38 +237,35 @@ def _said(advice: dict[str, Any], verbose: bool) -> dict[str, Any]:
     return advice
 
 
+def _about(shape: Shape, step_s: float | None, n_ranks: int, per_host: int, where: str) -> dict[str, Any]:
+    """Returns what an advice has of the model and its ranks."""
+    return {
+        "wrap": shape.wrap,
+        "world_size": n_ranks,
+        "ranks_per_host": per_host,
+        "where": where,
+        "n_params": shape.n_params,
+        "n_elems": shape.n_elems,
+        "n_units": len(shape.units),
+        "compute_s": step_s,
+        "accumulate": shape.accumulate,
+    }
+
+
 def _alone(shape: Shape, step_s: float | None, n_ranks: int) -> dict[str, Any]:
     """Returns the advice for one rank, or for ranks of one host by the user's word."""
     name = torch_name(shape) + ", as it is"
     reason = "leave it off: gradients are exchanged over one rank here, which sends nothing"
     if n_ranks > 1:
         reason = f"leave it off: all {n_ranks} ranks are on one host, and nothing passes its network card"
-    return {
-        "choice": "off",
-        "options": {},
-        "torch": {},
-        "name": name,
-        "verdict": "makes no difference",
-        "baseline": name,
-        "gain": 1.0,
-        "reason": reason,
-        "wrap": shape.wrap,
-        "world_size": n_ranks,
-        "ranks_per_host": n_ranks,
-        "where": "",
-        "n_params": shape.n_params,
-        "n_elems": shape.n_elems,
-        "n_units": len(shape.units),
-        "compute_s": step_s,
-        "accumulate": shape.accumulate,
-        "rows": [],
+    return off(name, reason) | {
+        **_about(shape, step_s, n_ranks, n_ranks, ""),
         "link": {},
         "codec": {},
         "measured": {},
         "spread": 1.0,
         "bucket": None,
         "local": None,
-        "text": reason,
     }
 
 

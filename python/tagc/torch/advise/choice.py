@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tagc import _library as lib
+from tagc._library import Error
 from tagc.torch.schedule.options import grouped
 
 UNSTEADY = "runs of the same measurement differ by more, so measure again"
@@ -56,6 +57,19 @@ def choose(
         "gain": factor_of(baseline, chosen, column),
         "reason": text,
     }
+
+
+def off(name: str, reason: str) -> dict[str, Any]:
+    """Returns the same where there is nothing to compare. name: of what is there."""
+    made = {"choice": "off", "options": {}, "torch": {}, "name": name, "baseline": name, "gain": 1.0}
+    return made | {"verdict": "makes no difference", "reason": reason, "rows": [], "text": reason}
+
+
+def check_seconds(step_s: Any, seconds: Any) -> None:
+    """Raises Error unless these options of who advises are numbers that can be, or None. Local."""
+    for name, value, most in (("step_s", step_s, 1e6), ("seconds", seconds, 3600)):
+        if value is not None and not (isinstance(value, (int, float)) and 0 < value <= most):
+            raise Error("argument", f"{name} is {value!r}, must be a number above 0, at most {most:g}")
 
 
 def call_of(options: Mapping[str, Any]) -> str:

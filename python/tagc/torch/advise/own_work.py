@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tagc.torch.exchange import internals
+from tagc.torch.exchange.waits import FsdpComm
 
 N_UNITS = 3  # one after the other, as in a model: memory of one is not at once the next one's
 N_PARAMETERS = 4
@@ -32,11 +33,8 @@ class _Unit(torch.nn.Module):
         return x
 
 
-class _SendsNothing:
+class _SendsNothing(FsdpComm):
     """A collective of FSDP2: its memory, and no exchange."""
-
-    def allocate(self, size: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, *_: Any, **__: Any) -> None:
         pass

@@ -6,12 +6,27 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
+from tagc import _library
 from tagc._library import Error
 from tagc.torch.exchange.arrivals import meet
 from tagc.torch.exchange.comm import share
 from tagc.torch.exchange.waits import timeout_of
+
+
+def all_ranks() -> dist.ProcessGroup:
+    """Returns the group of all ranks."""
+    world = dist.group.WORLD if dist.is_initialized() else None
+    if world is None:
+        raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
+    return world
+
+
+def versions() -> dict[str, str]:
+    """Returns those that all ranks must have alike."""
+    return {"libtagc": _library.version(), "torch": torch.__version__}
 
 
 def agree_all(
@@ -21,9 +36,9 @@ def agree_all(
     timeout_s: Any = None,
     call: str = "",
 ) -> list[dict[str, Any]]:
-    """Returns the object of each rank if all ranks have equal settings and no failure; else all raise the
-    same Error. Collective. call: what the users of all ranks must have called, if it is not known yet that
-    they have."""
+    """Returns the object of each rank if all ranks have equal "versions", "options" and "rows", as far as
+    they are there, and no failure; else all raise the same Error. Collective. call: what the users of all
+    ranks must have called, if it is not known yet that they have."""
     if group is None:
         if failure is not None:
             raise failure
@@ -58,15 +73,16 @@ def agree_all(
             ) from failure
     for rank, theirs in zip(ranks, everyone):
         for what in ("versions", "options"):
-            for name, value in everyone[0][what].items():
+            for name, value in everyone[0].get(what, {}).items():
                 if theirs[what][name] != value:
                     raise Error(
                         "mismatch",
                         f"ranks do not agree: {name} is {value!r} on rank {ranks[0]} and "
                         f"{theirs[what][name]!r} on rank {rank}",
                     )
-        if theirs["rows"] != everyone[0]["rows"]:
-            raise Error("mismatch", _rows_differ(everyone[0]["rows"], theirs["rows"], ranks[0], rank))
+        rows, others = (one.get("rows", []) for one in (everyone[0], theirs))
+        if rows != others:
+            raise Error("mismatch", _rows_differ(rows, others, ranks[0], rank))
     return everyone
 
 

@@ -10,7 +10,7 @@ import secrets
 import struct
 import threading
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -200,18 +200,25 @@ class Comm:
 
 
 def agree_in_turn(
-    comms: Sequence[Comm | None], what: str, numbers: Mapping[str, Any], failure: BaseException | None = None
-) -> None:
+    comms: Sequence[Comm | None],
+    what: str,
+    numbers: Mapping[str, Any],
+    failure: BaseException | None = None,
+    vote: int = 0,
+    one_of: Callable[[Sequence[int]], int] = max,
+) -> int:
     """Compares as Comm.agree() does, over one connection after the other, such as those of a host and of a
-    place: all their ranks raise the same Error. Collective."""
+    place: all their ranks raise the same Error. one_of: makes one vote of many. Returns that of all ranks.
+    Collective."""
     for comm in comms:
         try:
             if comm is not None:
-                comm.agree(what, numbers, failure)
+                vote = one_of(comm.agree(what, numbers, failure, vote))
         except Exception as problem:  # those of the next one learn of it there
             failure = problem
     if failure is not None:
         raise failure
+    return vote
 
 
 def compared(what: str, numbers: Mapping[str, Any]) -> tuple[list[int], str]:

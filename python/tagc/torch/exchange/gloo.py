@@ -28,15 +28,6 @@ def bytes_at(address: int, n_bytes: int) -> torch.Tensor:
     return torch.frombuffer(_MEMORY.from_address(address), dtype=torch.uint8, count=n_bytes)
 
 
-def tensor_at(address: int, like: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor of that dtype and shape over memory that it does not own."""
-    if not like.numel():
-        return torch.empty(like.shape, dtype=like.dtype, device="cpu")
-    return torch.frombuffer(_MEMORY.from_address(address), dtype=like.dtype, count=like.numel()).view(
-        like.shape
-    )
-
-
 class Lost(Exception):
     """The connection is of no use any more. peer: the place among the ranks where that began, or -1 if
     unknown."""

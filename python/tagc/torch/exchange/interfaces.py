@@ -14,8 +14,7 @@ from tagc.torch.exchange import internals
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.hosts import Cluster, Hosts
 from tagc.torch.exchange.layout import Layout, Parameter
-from tagc.torch.exchange.model import Follower
-from tagc.torch.exchange.unit import Unit
+from tagc.torch.exchange.model import Follower, Unit
 
 Kinds = Mapping[str, Mapping[str, Any]]  # name of a parameter -> changed fields of its layout.Parameter
 
@@ -54,6 +53,13 @@ class Place(NamedTuple):
     part: int = 0
     parts: int = 1
     cut: str = ""
+
+    def among(self, hosts: Hosts) -> Place:
+        """Returns the place where the ranks of a host are one replica, if there are several."""
+        if not hosts.is_two_level:
+            return self
+        per_host = hosts.per_host
+        return self._replace(replica=self.replica // per_host, replicas=self.replicas // per_host)
 
 
 def place_of(ranks: Sequence[int], mesh: DeviceMesh | None = None, others: Sequence[int] = ()) -> Place:
@@ -233,8 +239,8 @@ class Wrapped:
         connection. Collective."""
 
     def gathers_ahead(self) -> Sequence[Callable[[Any], object]]:
-        """Returns what takes the memory of gathers of parameters, given a runner.Staged: of each gather by
-        tagc, in the same order on all ranks. Each is collective."""
+        """Returns what takes the memory of gathers of parameters, given a Staging: of each gather by tagc, in
+        the same order on all ranks. Each is collective."""
         return ()
 
     def deltas(self) -> Mapping[str, Gathered]:
@@ -306,7 +312,7 @@ class Exchanged(Protocol):
 
 
 class Residuals(Protocol):
-    """Keeps residuals of parameters while the handle is open: a unit.Unit, or all of DDP's buckets."""
+    """Keeps residuals of parameters while the handle is open: a model.Unit, or all of DDP's buckets."""
 
     name: str
 

@@ -428,8 +428,8 @@ def call_after_reductions(state: Any, function: Callable[[], object]) -> Callabl
 
 
 def ddp_hooks(model: torch.nn.Module) -> list[tuple[Any, Any]]:
-    """Returns [(hook, state)] of a DistributedDataParallel: the list itself, not a copy."""
-    return _get(model, "DistributedDataParallel._comm_hooks")
+    """Returns (hook, state) of each that a DistributedDataParallel has got: also of one that it refused."""
+    return [*_get(model, "DistributedDataParallel._comm_hooks")]
 
 
 def composable_ddp_within(model: torch.nn.Module) -> torch.nn.Module | None:

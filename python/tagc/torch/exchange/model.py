@@ -1,15 +1,19 @@
-"""The exchange of some parameters as libtagc runs it by itself (tagc_model in include/tagc/model.h). A hook
-finds their gradients, calls begin() and goes on; end() waits, without Python's lock. Several may be under
-way."""
+"""The parameters that a hook exchanges together, a Unit: what exchanges them, and their residuals by name.
+When its layout becomes another one (a parameter without a gradient, rebuilt buckets), it keeps what was not
+sent.
+
+A UnitModel is the exchange as libtagc runs it by itself (tagc_model in include/tagc/model.h): a hook finds
+the gradients, calls begin() and goes on; end() waits, without Python's lock. Several may be under way."""
 
 from __future__ import annotations
 
 import ctypes
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.distributed as dist
 
 from tagc import _library as lib
 from tagc._library import Error
@@ -18,7 +22,40 @@ from tagc.torch.exchange.gatherer import as_error
 from tagc.torch.exchange.layout import Layout, Parameter, chunked_elems, first_dim
 
 ELEMENTS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-Full = tuple[list[int], list[lib.ScheduleSums]]  # windows: numbers of parameters, and sums of each
+DTYPES = tuple(ELEMENTS)
+ReduceOp = dist.ReduceOp
+
+
+class LocalFailure(Error):
+    """A failure of this rank's device, while other ranks wait for its messages."""
+
+
+def scale_of(op: Any, world_size: int) -> float:
+    """Returns the factor of the sum over ranks: for AVG, SUM or PREMUL_SUM."""
+    if op == ReduceOp.AVG:
+        return 1.0 / world_size
+    if op == ReduceOp.SUM:
+        return 1.0
+    if op == ReduceOp.PREMUL_SUM:
+        factor = op.__getstate__()[1]
+        return float(factor)
+    raise Error("unsupported", f"reduce op {op}: tagc has AVG, SUM and PREMUL_SUM")
+
+
+def kind_of(op: Any, world_size: int) -> tuple[str, float]:
+    """Returns the op of reducers, and the factor that their sums get."""
+    factor = scale_of(op, world_size)
+    return ("avg", 1.0) if factor == 1.0 / world_size else ("sum", factor)
+
+
+def check_tensors(source: torch.Tensor, target: torch.Tensor, what: str) -> None:
+    for tensor in (source, target):
+        if tensor.dtype not in DTYPES:
+            raise Error("unsupported", f"{what} of {tensor.dtype}: must be fp32, bf16 or fp16")
+    if source.dtype != target.dtype:
+        raise Error("unsupported", f"{what} of {source.dtype} into {target.dtype}: must be the same")
+    if source.device != target.device:
+        raise Error("unsupported", f"{what} on {source.device} into {target.device}: must be the same")
 
 
 class Span(NamedTuple):
@@ -118,218 +155,140 @@ class Spans:
         return self._array
 
 
-class Model:
-    """A tagc_model of one unit. Collective to make.
+class Sum(NamedTuple):
+    """A sum over ranks of gradients that lie so. op: one of lib.OPS. queue: libtagc's, of the device where
+    they are; None: CPU memory."""
 
-    shapes: of each parameter; owners get chunks along the first dimension. ranges: of each parameter, what
-    they get instead, see tagc_model_options. output: one of lib.OUTPUTS. name: for messages; models with
-    different ones share work memory. rests: whether a parameter whose gradient is zero keeps its residual.
-    queue: libtagc's of the device where gradients and sums are; None: CPU memory. summed: whether the caller
-    adds up within hosts."""
+    levels: Levels
+    layout: Layout
+    dtype: torch.dtype
+    op: str
+    queue: ctypes.c_void_p | None = None
 
-    # of the exchange that ended last: sums beyond fp16, bytes to ranks of this host, how long it took, and
-    # whether this rank failed in it
-    n_saturated, n_bytes_within, seconds, failed_here = 0, 0, 0.0, False
 
-    def __init__(
-        self,
-        levels: Levels,
-        parameters: Sequence[Parameter],
-        shapes: Sequence[Sequence[int]],
-        dtype: torch.dtype,
-        follower: Follower,
-        *,
-        output: str = "unit",
-        op: str = "avg",
-        name: str = "",
-        rests: bool = False,
-        queue: ctypes.c_void_p | None = None,
-        ranges: Sequence[Sequence[int]] | None = None,
-        summed: bool = False,
-    ) -> None:
-        options, kinds, kept = follower.model_options(parameters, dtype)
-        options.layout.output, options.op = lib.OUTPUTS[output], lib.OPS[op]
-        options.formats.gradient = options.formats.sum = lib.ELEMENTS[ELEMENTS[dtype]]
-        options.hosts.summed = summed
-        options.tag, options.rests, options.name = zlib.crc32(name.encode()), rests, name.encode()
-        splits = [() if kinds[parameter.name] == "dense" else parameter.split for parameter in parameters]
-        numbers = {split: number for number, split in enumerate(sorted(set(splits)))}
-        apart = (ctypes.c_uint32 * len(splits))(*(numbers[split] for split in splits))
-        options.layout.apart = apart
-        # so that nothing is lost within a host
-        options.hosts.format = lib.FORMATS["bf16" if dtype == torch.bfloat16 else "fp32"]
-        begins = [begin for of_owners in ranges or () for begin in of_owners]
-        if ranges is not None:
-            options.layout.cut = lib.CUTS["ranges"]
-            options.layout.ranges = (ctypes.c_uint64 * len(begins))(*begins)
-        self.parameters, self.dtype, self.op = tuple(parameters), dtype, op
-        self._follows = bool(options.schedule.follows)
-        is_in_16_bits = (
-            options.exchange == lib.EXCHANGES["direct"] and options.formats.residual != lib.FORMATS["fp32"]
-        )
-        # the smaller of fp32 and bf16 that holds residuals without loss
-        self.residual_dtype = torch.bfloat16 if is_in_16_bits else torch.float32
-        self._kept: Any = (levels, follower, kept)
-        self._per_host = levels.per_host
-        self._arrays: Any = None  # of the exchange under way
-        tensors = (lib.Tensor * len(parameters))()
-        for tensor, parameter, shape in zip(tensors, parameters, shapes):
-            tensor.name = parameter.name.encode()
-            tensor.shape, tensor.n_dims = (ctypes.c_uint64 * len(shape))(*shape), len(shape)
-            tensor.kind = lib.CLASSES[kinds[parameter.name]]
-        self._handle, self.queue = ctypes.c_void_p(), queue
-        where = [] if queue is None else [queue]
-        lib.call(
-            "tagc_model_create" if queue is None else "tagc_model_create_on",
-            *where,
-            levels.within and levels.within.handle,
-            levels.between.handle,
-            tensors,
-            len(tensors),
-            ctypes.byref(options),
-            ctypes.byref(self._handle),
-        )
+class Unit:
+    """name: of the module. follower: says how its parameters are sent. own: has the pieces of every parameter
+    that this rank exchanges, where the ranks of a replica have parts of a residual (Place.part); None: all of
+    them."""
 
-    # ---- an exchange ----
+    rests = False
 
-    def set_word(self, word: int) -> None:
-        """Sets what all ranks must have alike in the next exchanges."""
-        lib.call("tagc_model_set_word", self._handle, 0, word)
+    def __init__(self, name: str, follower: Follower, own: Layout | None = None) -> None:
+        self.name, self.follower, self._own = name, follower, own
+        self.model: UnitModel | None = None
+        # residuals of parameters that keep none now, in wire order; the model's, too
+        self._stowed: dict[str, torch.Tensor] = {}
 
-    def ask(self, word: int) -> None:
-        """Does nothing if all ranks ask with the same word, else it fails on all. Collective."""
-        lib.call("tagc_model_ask", self._handle, 0, word)
+    # ---- as of interfaces.Exchanged ----
 
-    def set_exchanges(self, n_exchanges: int) -> None:
-        """Says how many there have been. Local."""
-        lib.call("tagc_model_set_exchanges", self._handle, n_exchanges)
+    def find_unit(self) -> Unit | None:
+        return self
 
-    def set_factor(self, factor: float) -> None:
-        """Sets by what the next sums are multiplied."""
-        lib.call("tagc_model_set_factor", self._handle, 0, factor)
+    def make_unit(self) -> Unit:
+        return self
 
-    def begin(self, find: Callable[[], tuple[Any, Any]], step: int, stream: Stream | None = None) -> None:
-        """Starts an exchange, and returns at once. find: returns arrays of pieces, of gradients and of sums,
-        whose memory stays as it is until end(). step: its number, from which rounding derives. stream: of a
-        device, whose order protects the memory. Collective."""
+    def model_of(self, wanted: Sum, rests: bool = False) -> UnitModel:
+        """Returns what exchanges that, with the residuals that there are, made or changed if need be. rests:
+        as of a UnitModel. Collective."""
+        model = self.model
+        if model is None or not model.is_alike(wanted):
+            return self._open_model(wanted, rests)
+        if model.layout is not wanted.layout:
+            model.follow(wanted.layout)
+        return model
+
+    def _open_model(self, wanted: Sum, rests: bool) -> UnitModel:
         try:
-            self.set_exchanges(step - 1)
-            given, wanted = find()
-        except Exception as problem:  # the others begin
-            self.begin_failed(problem)
-            return
-        arrays = given, len(given), wanted, len(wanted)
-        if stream is not None:
-            lib.call("tagc_model_begin_on", self._handle, 0, *arrays, *stream)
-            return
-        self._arrays = given, wanted
-        lib.call("tagc_model_begin", self._handle, 0, *arrays)
+            self.close()
+        except Error as problem:
+            raise LocalFailure(problem.status, str(problem)) from problem
+        held, layout, levels = None, wanted.layout, wanted.levels
+        are_chunks = not layout.is_cut and not (layout.all_reduce and self._own is not None)
+        if levels.within is not None and are_chunks:
+            n_owners = levels.per_host if layout.all_reduce else levels.world_size
+            held = range(levels.place, n_owners, levels.per_host)
+        self.model = UnitModel(self.name, wanted, self.follower, rests, held, self._stowed)
+        return self.model
 
-    def prepare(self, given: Any, wanted: Any) -> None:
-        """Takes the memory of a device for exchanges of pieces that lie so, whatever the plans will be.
-        Local."""
-        lib.call("tagc_model_prepare_on", self._handle, 0, given, len(given), wanted, len(wanted))
+    # ---- residuals by parameter ----
 
-    def begin_failed(self, failure: BaseException) -> None:
-        """Tells the others, in the place of begin(), that this rank has failed. Collective."""
-        error = as_error(failure)
-        status, why = lib.STATUSES.index(error.status), str(error).encode(errors="replace")
-        lib.call("tagc_model_begin_failed", self._handle, 0, status, why)
+    def residuals_on_the_wire(self) -> dict[str, torch.Tensor]:
+        """Returns copies as a UnitModel does. Local."""
+        if self.model is not None:
+            return self.model.residuals_on_the_wire()
+        return {name: values.clone() for name, values in self._stowed.items()}
 
-    def end(self) -> list[tuple[SentPart, lib.ReducerStats]]:
-        """Waits until the sums are there. Returns the statistics of each part."""
-        stats = lib.initialised(lib.ModelStats, "tagc_model_stats_init")
-        try:
-            lib.call("tagc_model_end", self._handle, 0, ctypes.byref(stats))
-        finally:
-            self._arrays, self.failed_here = None, bool(stats.failed_here)
-        self.seconds, self.n_saturated = stats.total_s, stats.n_saturated
-        self.n_bytes_within = stats.n_bytes_within
-        return [self._part(i) for i in range(lib.load().tagc_model_n_parts(self._handle, 0))]
+    def names_of_residuals(self) -> set[str]:
+        """Returns the names in residuals_on_the_wire()."""
+        return set(self._stowed) if self.model is None else self.model.names_of_residuals()
 
-    def _part(self, number: int) -> tuple[SentPart, lib.ReducerStats]:
-        first, n_elems, plan = ctypes.c_uint32(), ctypes.c_uint64(), lib.SchedulePlan()
-        stats = lib.initialised(lib.ReducerStats, "tagc_reducer_stats_init")
-        lib.call(
-            "tagc_model_part_stats",
-            self._handle,
-            0,
-            number,
-            ctypes.byref(first),
-            ctypes.byref(n_elems),
-            ctypes.byref(stats),
-        )
-        lib.call("tagc_model_plan", self._handle, first, ctypes.byref(plan))
-        kind, n_real = self.parameters[first.value].kind, n_elems.value // self._per_host
-        return SentPart(kind, plan.level, n_real), stats
-
-    def take_full(self) -> Full | None:
-        """Returns the windows that became full in the exchange that ended, if any did. Local."""
-        if not self._follows:
-            return None
-        n = len(self.parameters)
-        numbers, sums, n_full = (ctypes.c_uint32 * n)(), (lib.ScheduleSums * n)(), ctypes.c_size_t()
-        lib.call("tagc_model_take_full", self._handle, 0, numbers, sums, ctypes.byref(n_full))
-        return (numbers[: n_full.value], sums[: n_full.value]) if n_full.value else None
-
-    def follow(self) -> None:
-        """Takes up the plans of now. Collective; nothing is under way."""
-        lib.call("tagc_model_follow", self._handle)
-
-    # ---- residuals ----
-
-    def has_residual(self, parameter: int) -> bool:
-        return bool(lib.load().tagc_model_has_residual(self._handle, parameter))
-
-    def get_residuals(self, spans: Iterable[Span]) -> None:
-        """Copies what is not sent yet to fp32 values. Local."""
-        pieces = _array(spans)
-        lib.call("tagc_model_get_residual", self._handle, 0, pieces, len(pieces))
-
-    def set_residuals(self, spans: Iterable[Span]) -> None:
-        """Replaces it by fp32 values; what is not named becomes zero. Local."""
-        pieces = _array(spans)
-        lib.call("tagc_model_set_residual", self._handle, 0, pieces, len(pieces))
+    def set_residuals_on_the_wire(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Replaces all residuals by name -> (numel,) in wire order, of which it takes this rank's part; those
+        not named become zero."""
+        stowed = {name: stowable(tensor) for name, tensor in values.items()}
+        if self._own is not None:
+            # a checkpoint of another number of ranks has whole ones, which all ranks of a replica get
+            for name, gaps in self._own.gaps_by_name().items():
+                for gap in gaps if name in stowed else ():
+                    stowed[name][gap].fill_(-0.0)
+        if self.model is not None:
+            self.model.set_residuals_on_the_wire(stowed)
+        else:
+            self._stowed.clear()
+            self._stowed.update(stowed)
 
     def scale_residuals(self, factor: float) -> None:
-        if factor:
-            lib.call("tagc_model_scale", self._handle, factor)
-        else:
-            lib.call("tagc_model_forget", self._handle)
+        if self.model is not None:
+            self.model.scale_residuals(factor)
+            return
+        for values in self._stowed.values():
+            values.mul_(factor)
+
+    def free(self) -> None:
+        """Frees the model and residuals. It makes no tensor, because the garbage collector may call it while
+        torch traces."""
+        if self.model is not None:
+            self.model.free()
+        self.model = None
+        self._stowed.clear()
 
     def close(self) -> None:
-        if self._handle:
-            lib.load().tagc_model_destroy(self._handle)
-            self._handle = ctypes.c_void_p()
+        """Ends the model, and keeps the residuals for the next one."""
+        model, self.model = self.model, None
+        if model is not None:
+            model.close()
 
 
 class UnitModel:
-    """A Model of the parameters of a layout, which keeps residuals by name as a unit.Unit does. Collective to
-    make."""
+    """A tagc_model of one unit, the parameters of a layout, with their residuals by name. Collective to make.
+    Units with different names share work memory."""
+
+    # of the exchange that ended last: bytes to ranks of this host, how long it took, and whether this rank
+    # failed in it
+    n_bytes_within, seconds, failed_here = 0, 0.0, False
 
     def __init__(
         self,
         name: str,
-        levels: Levels,
-        layout: Layout,
-        dtype: torch.dtype,
-        op: str,
+        wanted: Sum,
         follower: Follower,
         rests: bool = False,
         held: range | None = None,
-        queue: ctypes.c_void_p | None = None,
+        stowed: dict[str, torch.Tensor] | None = None,
     ) -> None:
-        """layout: over all ranks. op: one of lib.OPS. held: of which chunks of a parameter a residual is, one
-        after the other, with padding; None: it is of the whole parameter, and zero where other ranks have
-        it. queue: as of a Model."""
-        self.name, self.layout, self.dtype, self.op, self._levels = name, layout, dtype, op, levels
+        """wanted: its layout is over all ranks. rests: whether a parameter whose gradient is zero keeps its
+        residual. held: of which chunks of a parameter a residual is, one after the other, with padding; None:
+        it is of the whole parameter, and zero where other ranks have it. stowed: residuals by name of what
+        keeps none now, of those before and after this model, too."""
+        levels, layout, dtype, _, queue = wanted
+        self.name, self.sum, self._held = name, wanted, held
+        self._stowed = {} if stowed is None else stowed
         numbers = [i for i, parameter in enumerate(layout.parameters) if parameter.numel]
         if layout.all_reduce:  # perhaps of one row of what FSDP1 shards
             numbers = [i for i in numbers if layout.pieces_of(i)]
         self._parameters = [layout.parameters[i] for i in numbers]
         n_owners = levels.per_host if layout.all_reduce else levels.world_size
         self._chunks = [chunked_elems(parameter, n_owners) // n_owners for parameter in self._parameters]
-        self._held = held
         # (first, elements) of what this layout has of each
         self._extents = [layout.extent_of(number) for number in numbers]
         # on a device the caller adds up within hosts (within.py)
@@ -356,43 +315,89 @@ class UnitModel:
             ]
         self._given, self._wanted = Spans(places, dtype.itemsize), Spans(own, dtype.itemsize)
         self._gaps = [] if is_sliced else _gaps(own, layout.row)  # (start, elements) of sums
-        self._stowed: dict[str, torch.Tensor] = {}  # residuals of what keeps none now
         self._is_new = True  # then it stows all, since how a residual rounds depends on the step
         self._is_prepared = queue is None
-        self._model: Model | None = Model(
-            levels,
-            self._parameters,
-            [
-                first_dim(parameter) if n == parameter.numel else (n,)
-                for parameter, (_, n) in zip(self._parameters, self._extents)
-            ],
-            dtype,
-            follower,
-            output="host shard" if is_sliced else "unit" if layout.all_reduce else "shard",
-            op=op,
-            summed=n_summed > 1,
-            name=f"gradients of {name}",
-            rests=rests,
-            queue=queue,
-            ranges=[layout.begins_of(number) for number in numbers] if layout.is_cut else None,
+        self._arrays: Any = None  # of the exchange under way
+        options, kinds, kept = follower.model_options(self._parameters, dtype)
+        options.layout.output = lib.OUTPUTS[
+            "host shard" if is_sliced else "unit" if layout.all_reduce else "shard"
+        ]
+        ranges = [layout.begins_of(number) for number in numbers] if layout.is_cut else None
+        self._set_options(options, kinds, ranges)
+        options.hosts.summed, options.rests = n_summed > 1, rests
+        self._follows = bool(options.schedule.follows)
+        is_in_16_bits = (
+            options.exchange == lib.EXCHANGES["direct"] and options.formats.residual != lib.FORMATS["fp32"]
         )
+        # the smaller of fp32 and bf16 that holds residuals without loss
+        self._residual_dtype = torch.bfloat16 if is_in_16_bits else torch.float32
+        self._alive = levels, follower, kept  # as long as the model
+        self._handle = self._create(options, kinds)
+
+    def _set_options(
+        self, options: lib.ModelOptions, kinds: Mapping[str, str], ranges: Sequence[Sequence[int]] | None
+    ) -> None:
+        """ranges: of each parameter, what owners get instead of chunks along the first dimension, see
+        tagc_model_options."""
+        name, dtype, parameters = f"gradients of {self.name}".encode(), self.sum.dtype, self._parameters
+        options.op, options.tag, options.name = lib.OPS[self.sum.op], zlib.crc32(name), name
+        options.formats.gradient = options.formats.sum = lib.ELEMENTS[ELEMENTS[dtype]]
+        # so that nothing is lost within a host
+        options.hosts.format = lib.FORMATS["bf16" if dtype == torch.bfloat16 else "fp32"]
+        splits = [() if kinds[parameter.name] == "dense" else parameter.split for parameter in parameters]
+        numbers = {split: number for number, split in enumerate(sorted(set(splits)))}
+        options.layout.apart = (ctypes.c_uint32 * len(splits))(*(numbers[split] for split in splits))
+        if ranges is not None:
+            begins = [begin for of_owners in ranges for begin in of_owners]
+            options.layout.cut = lib.CUTS["ranges"]
+            options.layout.ranges = (ctypes.c_uint64 * len(begins))(*begins)
+
+    def _create(self, options: lib.ModelOptions, kinds: Mapping[str, str]) -> ctypes.c_void_p:
+        tensors, handle = (lib.Tensor * len(self._parameters))(), ctypes.c_void_p()
+        for tensor, parameter, (_, n) in zip(tensors, self._parameters, self._extents):
+            shape = first_dim(parameter) if n == parameter.numel else (n,)
+            tensor.name = parameter.name.encode()
+            tensor.shape, tensor.n_dims = (ctypes.c_uint64 * len(shape))(*shape), len(shape)
+            tensor.kind = lib.CLASSES[kinds[parameter.name]]
+        levels, queue = self.sum.levels, self.sum.queue
+        lib.call(
+            *(["tagc_model_create"] if queue is None else ["tagc_model_create_on", queue]),
+            levels.within and levels.within.handle,
+            levels.between.handle,
+            tensors,
+            len(tensors),
+            ctypes.byref(options),
+            ctypes.byref(handle),
+        )
+        return handle
 
     @property
-    def model(self) -> Model:
-        if self._model is None:
-            raise Error("state", f"{self.name} is closed")
-        return self._model
+    def layout(self) -> Layout:
+        return self.sum.layout
 
-    def is_alike(
-        self, levels: Levels, layout: Layout, dtype: torch.dtype, op: str, queue: ctypes.c_void_p | None
-    ) -> bool:
+    def is_alike(self, wanted: Sum) -> bool:
         """Returns whether it exchanges the same, but for what the schedule says."""
         own, other = (
-            [parameter.name for parameter in each.parameters] + [each.n_elems, each.row]
-            for each in (self.layout, layout)
+            [parameter.name for parameter in layout.parameters] + [layout.n_elems, layout.row]
+            for layout in (self.layout, wanted.layout)
         )
-        same = (levels, dtype, op) == (self._levels, self.dtype, self.op)
-        return own == other and same and self.model.queue is queue
+        return own == other and wanted._replace(layout=self.layout) == self.sum
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        """Calls that function of a tagc_model."""
+        if not self._handle:
+            raise Error("state", f"{self.name} is closed")
+        lib.call(f"tagc_model_{name}", self._handle, *arguments)
+
+    # ---- an exchange ----
+
+    def set_word(self, word: int) -> None:
+        """Sets what all ranks must have alike in the next exchanges."""
+        self._call("set_word", 0, word)
+
+    def ask(self, word: int) -> None:
+        """Does nothing if all ranks ask with the same word, else it fails on all. Collective."""
+        self._call("ask", 0, word)
 
     def begin(
         self,
@@ -402,62 +407,90 @@ class UnitModel:
         factor: float,
         stream: Stream | None = None,
     ) -> None:
-        """Starts to give `target` the sums of the gradients in `source`, times `factor`. Both stay as they
-        are until the end, or in the order of a device's stream. There, on hosts of several ranks, `source`
-        has the host's sums of what its place exchanges (within.HostSums), and so has `target` of an
-        all-reduce. Collective."""
-
-        def arrays() -> tuple[Any, Any]:
-            self._unstow(step)
-            self.model.set_factor(factor)
+        """Starts to give `target` the sums of the gradients in `source`, times `factor`, and returns at once.
+        Both stay as they are until the end, or in the order of a device's stream. There, on hosts of several
+        ranks, `source` has the host's sums of what its place exchanges (within.HostSums), and so has `target`
+        of an all-reduce. step: the number of the exchange, from which rounding derives. Collective."""
+        try:
+            self._call("set_exchanges", step - 1)
+            is_new, self._is_new = self._is_new, False
+            if is_new and self._stowed:
+                self.set_residuals_on_the_wire(self._stowed)
+            self._call("set_factor", 0, factor)
             self._clear_gaps(source, target)
             self._prepare(source.data_ptr(), target.data_ptr())
-            return self._given.at(source.data_ptr()), self._wanted.at(target.data_ptr())
+            given, wanted = self._given.at(source.data_ptr()), self._wanted.at(target.data_ptr())
+        except Exception as problem:  # the others begin
+            self.begin_failed(problem)
+            return
+        arrays = given, len(given), wanted, len(wanted)
+        if stream is not None:
+            self._call("begin_on", 0, *arrays, *stream)
+            return
+        self._arrays = given, wanted
+        self._call("begin", 0, *arrays)
 
-        self.model.begin(arrays, step, stream)
+    def begin_failed(self, failure: BaseException) -> None:
+        """Tells the others, in the place of begin(), that this rank has failed. Collective."""
+        error = as_error(failure)
+        self._call("begin_failed", 0, lib.STATUSES.index(error.status), str(error).encode(errors="replace"))
 
-    def end(self, keeper: Keeper) -> PartStats:
-        """Waits until the sums are there, and hands over what libtagc has seen of the gradient."""
-        stats = self.model.end()
+    def end(self, keeper: Keeper | None = None) -> PartStats:
+        """Waits until the sums are there, without Python's lock, and hands over what libtagc has seen of the
+        gradient. Returns the statistics of each part; the first one has all sums beyond fp16."""
+        total = lib.initialised(lib.ModelStats, "tagc_model_stats_init")
+        try:
+            self._call("end", 0, ctypes.byref(total))
+        finally:
+            self._arrays, self.failed_here = None, bool(total.failed_here)
+        self.seconds, self.n_bytes_within = total.total_s, total.n_bytes_within
+        stats = [self._part(i) for i in range(lib.load().tagc_model_n_parts(self._handle, 0))]
         if stats:
-            stats[0][1].n_saturated = self.model.n_saturated
-        if (full := self.model.take_full()) is not None:
-            keeper.keep(self._levels.between, dict(zip(*full)))
+            stats[0][1].n_saturated = total.n_saturated
+        if keeper is not None and self._follows:
+            n = len(self._parameters)
+            numbers, sums, n_full = (ctypes.c_uint32 * n)(), (lib.ScheduleSums * n)(), ctypes.c_size_t()
+            self._call("take_full", 0, numbers, sums, ctypes.byref(n_full))
+            if n_full.value:
+                full = dict(zip(numbers[: n_full.value], sums[: n_full.value]))
+                keeper.keep(self.sum.levels.between, full)
         return stats
+
+    def _part(self, number: int) -> tuple[SentPart, lib.ReducerStats]:
+        first, n_elems, plan = ctypes.c_uint32(), ctypes.c_uint64(), lib.SchedulePlan()
+        stats = lib.initialised(lib.ReducerStats, "tagc_reducer_stats_init")
+        outputs = [ctypes.byref(output) for output in (first, n_elems, stats)]
+        self._call("part_stats", 0, number, *outputs)
+        self._call("plan", first, ctypes.byref(plan))
+        n_real = n_elems.value // self.sum.levels.per_host
+        return SentPart(self._parameters[first.value].kind, plan.level, n_real), stats
 
     def _clear_gaps(self, source: torch.Tensor, target: torch.Tensor) -> None:
         if target.data_ptr() == source.data_ptr():
             return
-        if self._gaps and self.model.queue is not None:  # one launch
+        if self._gaps and self.sum.queue is not None:  # one launch
             target.zero_()
             return
         for start, n in self._gaps:
             target[start : start + n].zero_()
 
     def prepare(self, is_in_place: bool) -> None:
-        """Takes the memory of a device that exchanges of tensors can come to need, before the first one.
-        is_in_place: whether sums come where gradients are. Local."""
-        n_bytes = self.layout.n_elems * self.dtype.itemsize  # at least
+        """Takes the memory of a device that exchanges of tensors can come to need, whatever the plans will
+        be, before the first one. is_in_place: whether sums come where gradients are. Local."""
+        n_bytes = self.layout.n_elems * self.sum.dtype.itemsize  # at least
         self._prepare(n_bytes, n_bytes if is_in_place else 2 * n_bytes)  # nothing is read there
 
     def _prepare(self, source: int, target: int) -> None:
         if not self._is_prepared:
-            self.model.prepare(self._given.at(source), self._wanted.at(target))
+            given, wanted = self._given.at(source), self._wanted.at(target)
+            self._call("prepare_on", 0, given, len(given), wanted, len(wanted))
             self._is_prepared = True
 
-    def _unstow(self, step: int) -> None:
-        """Gives the model what residuals there were before it."""
-        if not self._is_new:
-            return
-        self.model.set_exchanges(step - 1)
-        self._is_new = False
-        if self._stowed:
-            self.set_residuals_on_the_wire(self._stowed)
-
     def follow(self, layout: Layout) -> None:
-        """Takes up the plans of now. layout: with which parameters have them. Collective."""
-        self.model.follow()
-        self.layout = layout
+        """Takes up the plans of now. layout: with which parameters have them. Collective; nothing is under
+        way."""
+        self._call("follow")
+        self.sum = self.sum._replace(layout=layout)
         if self._stowed:
             self.set_residuals_on_the_wire(self.residuals_on_the_wire())
 
@@ -465,18 +498,21 @@ class UnitModel:
 
     def _kept(self) -> dict[str, int]:
         """Returns name -> number of the parameters that keep a residual."""
-        if self._model is None:
+        if not self._handle:
             return {}
-        return {p.name: i for i, p in enumerate(self._parameters) if self._model.has_residual(i)}
+        has = lib.load().tagc_model_has_residual
+        return {p.name: i for i, p in enumerate(self._parameters) if has(self._handle, i)}
 
     def residuals_on_the_wire(self) -> dict[str, torch.Tensor]:
-        """Returns name -> copy of the residual, (numel,), as Unit's. Local."""
+        """Returns name -> copy of the residual, (numel,) in wire order, of all parameters that have one: in
+        bf16, which holds what is stored in 16 bits or fewer without loss, else in fp32. Local."""
         found = {name: values.clone() for name, values in self._stowed.items()}
         kept = {} if self._is_new else self._kept()
         if kept:
             own = {name: _zeros(self._n_kept(i)) for name, i in kept.items()}
-            self.model.get_residuals(self._spans(kept, own))
-            found |= {name: values.to(self.model.residual_dtype) for name, values in own.items()}
+            pieces = _array(self._spans(kept, own))
+            self._call("get_residual", 0, pieces, len(pieces))
+            found |= {name: values.to(self._residual_dtype) for name, values in own.items()}
         return found
 
     def _n_kept(self, number: int) -> int:
@@ -507,27 +543,35 @@ class UnitModel:
         fp32 = {name: tensor.detach().float().contiguous() for name, tensor in values.items()}
         kept = {} if self._is_new else self._kept()
         if kept:
-            self.model.set_residuals(self._spans({name: i for name, i in kept.items() if name in fp32}, fp32))
-        self._stowed = {name: stowable(tensor) for name, tensor in values.items() if name not in kept}
+            pieces = _array(self._spans({name: i for name, i in kept.items() if name in fp32}, fp32))
+            self._call("set_residual", 0, pieces, len(pieces))
+        self._stow({name: stowable(tensor) for name, tensor in values.items() if name not in kept})
+
+    def _stow(self, values: Mapping[str, torch.Tensor]) -> None:
+        self._stowed.clear()
+        self._stowed.update(values)
 
     def scale_residuals(self, factor: float) -> None:
-        if self._model is not None:
-            self._model.scale_residuals(factor)
+        if self._handle:
+            self._call(*(("scale", factor) if factor else ("forget",)))
         for values in self._stowed.values():
             values.mul_(factor)
 
     def close(self) -> None:
-        """Ends the exchange, and keeps the residuals."""
-        if self._model is not None:
-            self._stowed = self.residuals_on_the_wire()
-            self._model.close()
-            self._model = None
+        """Ends the exchange, and stows the residuals."""
+        if self._handle:
+            self._stow(self.residuals_on_the_wire())
+            self._destroy()
 
     def free(self) -> None:
         """Makes no tensor, because the garbage collector may call it while torch traces."""
-        if self._model is not None:
-            self._model.close()
-        self._model, self._stowed = None, {}
+        self._destroy()
+        self._stowed.clear()
+
+    def _destroy(self) -> None:
+        if self._handle:
+            lib.load().tagc_model_destroy(self._handle)
+            self._handle = ctypes.c_void_p()
 
 
 def stowable(values: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,6 @@
-"""Exchanges of gradients by models of libtagc: a hook begins one, and goes on. Several are under way at once.
-They end in the order in which they began, so that all ranks tell the schedule the same in the same order.
+"""Exchanges of gradients by models of libtagc: a hook hands over a Gradient, and goes on. Several are under
+way at once. They end in the order in which they began, so that all ranks tell the schedule the same in the
+same order.
 
 In CPU memory a gradient and its sums stay until the end. On a device the order of streams protects them, and
 nothing here keeps them: what ends at the end of the pass is what the schedule and statistics get, and the
@@ -9,17 +10,33 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import struct
+import time
+import zlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from tagc import _library as lib
 from tagc._library import LOST, Error
-from tagc.torch.exchange.call import Record, Reduction
+from tagc.torch.exchange.comm import Comm, agree_in_turn, compared
+from tagc.torch.exchange.interfaces import Exchanged
 from tagc.torch.exchange.layout import Layout
-from tagc.torch.exchange.model import Keeper, PartStats, Stream, UnitModel
+from tagc.torch.exchange.model import (
+    Keeper,
+    Levels,
+    LocalFailure,
+    PartStats,
+    Stream,
+    Sum,
+    Unit,
+    UnitModel,
+    check_tensors,
+    kind_of,
+    scale_of,
+)
 from tagc.torch.exchange.staging import Staging, spoil
-from tagc.torch.exchange.unit import LocalFailure, Unit, kind_of
 from tagc.torch.exchange.within import op_between
 
 # Gradients whose exchanges are under way, beside one of any size: a rank that computes faster than it sends
@@ -30,13 +47,137 @@ MOST_BYTES_OF_HOSTS = 1 << 20  # where ranks share the memory of a host
 _NOTHING = torch.empty(0, device="cpu")
 
 
+FindLayout = Callable[[], "Layout | None"]  # of the gradient; None: its parameters are unknown
+Record = Callable[["Reduction", PartStats, float], object]  # of its outcome, and how long it took
+
+
+class Gradient(NamedTuple):
+    """What a hook hands over, and how it is to be exchanged.
+
+    group: over whose ranks it is summed.
+    find_layout() -> the layout of `source`; None if some parameters are missing: then this exchange is dense
+        and residuals do not change.
+    waits: whether later work of the current stream waits for the result; or staging.FOR_INPUT.
+    recurs: whether this unit comes once in a step.
+    number: from which rounding derives, of a call that belongs to no step; None: the step's.
+    agrees: whether, in CPU memory, ranks agree before it by messages of its own, because they may come with
+        other calls.
+    may_last: whether, in CPU memory, the sums need be there at the end of the pass alone."""
+
+    unit: Exchanged
+    group: Any
+    source: torch.Tensor
+    target: torch.Tensor
+    op: Any
+    find_layout: FindLayout
+    waits: int = True
+    recurs: bool = True
+    number: int | None = None
+    agrees: bool = False
+    may_last: bool = False
+
+
+class Reduction:
+    """The exchange of a gradient, which it does not keep. It checks everything that must be checked in the
+    hook itself.
+
+    failure: of this rank, which tells the others.
+    loaded: of which exchange the state is that this rank has loaded.
+    opens_step: whether it is the first of an exchange of the whole model.
+    agrees_first: whether ranks agree by messages of their own, before the exchange."""
+
+    is_agreed = False  # whether all ranks have
+    agree_s = 0.0  # how long that took
+    n_within = 0  # bytes to ranks of the host
+    step = 0  # the number of that exchange of the model, which whoever begins it sets
+
+    def __init__(
+        self,
+        gradient: Gradient,
+        levels: Levels,
+        loss_scale: Callable[[], float],
+        failure: BaseException | None,
+        loaded: int | None,
+        opens_step: bool,
+        agrees_first: bool,
+    ) -> None:
+        source, target = gradient.source, gradient.target
+        self.unit, self.op, self.number, self.waits = (
+            gradient.unit, gradient.op, gradient.number, gradient.waits
+        )  # fmt: skip
+        self.levels, self.failure = levels, failure
+        self.opens_step, self.agrees_first = opens_step, agrees_first
+        self.n_elems, self.dtype = source.numel(), source.dtype
+        self.n_bytes = self.n_elems * source.element_size()
+        self.is_all_reduce = source.numel() == target.numel()
+        self.layout: Layout | None = None
+        self.loss_scale, self._numbers = 1.0, dict[str, Any]()
+        try:
+            if failure is not None:
+                return
+            check_tensors(source, target, "gradient")
+            for tensor in (source, target):
+                if tensor.layout != torch.strided or not tensor.is_contiguous():
+                    raise Error("unsupported", f"a gradient of {tensor.layout}: must be dense and contiguous")
+            layout = self.layout = gradient.find_layout()
+            n_output = source.numel() if layout is None or layout.all_reduce else layout.row
+            world_size = levels.world_size
+            if target.numel() != n_output and (layout or target.numel() * world_size != n_output):
+                raise Error("mismatch", f"the output has {target.numel()} elements, must have {n_output}")
+            self.loss_scale = loss_scale()
+            self._numbers = {
+                "elements": source.numel(),
+                "dtype": source.dtype,
+                "parameters": _fingerprint(layout),
+                "factor of op": scale_of(self.op, world_size),
+                "loss scale": self.loss_scale,
+                "loaded at exchange": loaded,
+            }
+        except Exception as problem:
+            self.failure = problem
+
+    @property
+    def comm(self) -> Comm:
+        """The connection between hosts."""
+        return self.levels.between
+
+    @property
+    def what(self) -> str:
+        return f"gradients of {self.unit.name}"
+
+    def word(self) -> int:
+        """Returns a checksum of what all ranks must have alike, for libtagc to compare."""
+        data = struct.pack("=7q", *compared(self.what, self._numbers)[0])
+        return int(lib.load().tagc_checksum(data, len(data)))
+
+    def agree(self) -> None:
+        """Makes all ranks agree on it, or raise the same Error, also of one that has failed. Collective: over
+        the ranks of the host, of which one may have failed, and then over those of this place in all
+        hosts."""
+        begin = time.perf_counter()
+        agree_in_turn(self.levels, self.what, self._numbers, self.failure)
+        self.is_agreed, self.agree_s = True, time.perf_counter() - begin
+
+
+def _fingerprint(layout: Layout | None) -> str:
+    if layout is None:
+        return (
+            "unknown, because some got no gradient (model.set_reduce_scatter_unused_params(True), of torch "
+            "2.13 or newer, gives them zeros)"
+        )
+    names = zlib.crc32(
+        "\n".join(
+            f"{parameter.name} {parameter.level} {parameter.sparsity}" for parameter in layout.parameters
+        ).encode()
+    )
+    return f"{len(layout.parameters)} ({names:08x})"
+
+
 class Contents(NamedTuple):
-    """What is exchanged: the unit of the hook, or where the hook's layout is not known, another one. record:
-    is called with the outcome."""
+    """What is exchanged: the unit of the hook, or where the hook's layout is not known, another one."""
 
     unit: Unit
     layout: Layout
-    record: Record
 
 
 class Start(NamedTuple):
@@ -70,16 +211,18 @@ class Failed(NamedTuple):
 
 
 class ModelExchanges:
-    """Those of one handle. wait_for_jobs: waits for a thread's, where that ends them. wait_for_device: until
-    a device's are over."""
+    """Those of one handle. record: gets the outcome of each. wait_for_jobs: waits for a thread's, where that
+    ends them. wait_for_device: until a device's are over."""
 
     def __init__(
         self,
         schedule: Keeper,
+        record: Record,
         wait_for_jobs: Callable[[], object],
         wait_for_device: Callable[[], object] = lambda: None,
     ) -> None:
-        self._schedule, self._wait_for_jobs, self._wait_for_device = schedule, wait_for_jobs, wait_for_device
+        self._schedule, self._record = schedule, record
+        self._wait_for_jobs, self._wait_for_device = wait_for_jobs, wait_for_device
         self._waiting: collections.deque[Waiting] = collections.deque()
         self._n_bytes = 0  # of their sources
         self._failed: list[Failed] = []  # in this pass, in order
@@ -103,12 +246,11 @@ class ModelExchanges:
                 call, seconds = start.call, 0.0
                 stats: PartStats = []
                 if model is not None:
-                    stats, seconds = model.end(self._schedule), model.model.seconds
-                    call.n_within += model.model.n_bytes_within
-                assert start.contents is not None  # or this rank has failed
-                start.contents.record(stats, seconds, call.agree_s)
+                    stats, seconds = model.end(self._schedule), model.seconds
+                    call.n_within += model.n_bytes_within
+                self._record(call, stats, seconds)
             except BaseException as problem:
-                is_own = failure is None and model is not None and model.model.failed_here
+                is_own = failure is None and model is not None and model.failed_here
                 self._failed.append(Failed(start, problem, is_own))
                 raise
 
@@ -132,10 +274,10 @@ class ModelExchanges:
                 if model is None:
                     return None, None
             assert model is not None  # without one, all ranks have agreed, and none has failed
-            model.model.set_word(word)
+            model.set_word(word)
             if contents is None:
                 assert call.failure is not None
-                model.model.begin_failed(call.failure)
+                model.begin_failed(call.failure)
             else:
                 self._put(model, start, factor)
         except LocalFailure:
@@ -150,23 +292,21 @@ class ModelExchanges:
         if staging is None:
             model.begin(source, target, call.step, factor)
             return
-
-        def begin(stream: int, waits: int) -> None:
-            model.begin(source, target, call.step, factor, Stream(stream, waits))
-
-        staging.start(begin, source, target, call.waits)
+        with staging.launch:
+            stream = Stream(staging.streams.current(), int(call.waits))
+            model.begin(source, target, call.step, factor, stream)
 
     def _model_of(self, start: Start, contents: Contents, word: int, kind: str) -> UnitModel | None:
         """Returns that which exchanges it, made or changed if need be; None: there is nothing to exchange.
         kind: one of lib.OPS. Collective."""
         call, own, model = start.call, start.own.model, contents.unit.model
         queue = None if start.staging is None else start.staging.queue
-        what = call.levels, contents.layout, call.dtype, kind
-        is_same = model is not None and own is model and model.is_alike(*what, queue)
+        wanted = Sum(call.levels, contents.layout, call.dtype, kind, queue)
+        is_same = model is not None and own is model and model.is_alike(wanted)
         if own is not None and not (is_same and own.layout is contents.layout) and not call.is_agreed:
             self.settle()
-            own.model.ask(word)  # a rank that has begun what it exchanged before fails, too
-        return contents.unit.model_of(*what, call.unit.rests, queue) if contents.layout.n_elems else None
+            own.ask(word)  # a rank that has begun what it exchanged before fails, too
+        return contents.unit.model_of(wanted, call.unit.rests) if contents.layout.n_elems else None
 
     # ---- what is under way ----
 

@@ -1,81 +1,31 @@
-"""Where work of Python's runs that exchanges tensors, in two versions; nothing else asks which one it is.
-
-    Host      tensors in CPU memory: run() blocks until the result is there
-    Staged    a device's tensors: run() hands them to a thread, in pinned memory (staging.py), and streams
-              wait for the result; with kernels it runs in the hook
-
-Failures are raised by run(), or by Runners.finish() at the end of a backward pass. Runners of all ranks must
-get the same calls in the same order."""
+"""Where the exchanges of one handle run. Those of tensors in CPU memory that need Python, or whose end
+somebody awaits, have a thread (Host). Those of a device's tensors go on in the order of its streams
+(staging.py)."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
+from tagc._library import Error
 from tagc.torch.exchange import endings, streams
-from tagc.torch.exchange.staging import Kernels, Staging
-
-Failure = BaseException | None
-# perform(kernels, source, target, failure): kernels of the device where the tensors are; None: they are in
-# CPU memory. source, target: None if there is a failure, which this rank only reports. Collective.
-Perform = Callable[["Kernels | None", "torch.Tensor | None", "torch.Tensor | None", Failure], object]
-Job = Callable[[], torch.Tensor]
-Future = torch.futures.Future[torch.Tensor]
+from tagc.torch.exchange.staging import Future, Job, Kernels, Staging
 
 
-class Runner:
-    """Of one handle."""
+class Host:
+    """A thread for work on tensors in CPU memory, once there is some."""
 
-    def run(
-        self,
-        perform: Perform,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        failure: Failure = None,
-        wants_kernels: bool = False,
-    ) -> None:
-        """Performs an exchange of source into target. failure: of this rank. wants_kernels: whether it runs
-        on the tensors' device, if that has kernels. Collective."""
-        raise NotImplementedError
-
-    def future(self, work: Job, is_awaited: bool = False) -> Future:
-        """Returns a future of work(), which begins exchanges for whose results no stream waits, and raises
-        nothing. is_awaited: the current stream waits for them, because work() goes on with them."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Makes what is under way fail, after the running exchange."""
-
-
-class Host(Runner):
-    """settle: called before each exchange, and waits for those of other runners."""
-
-    def __init__(self, settle: Callable[[], object]) -> None:
-        self._settle = settle
-        # of a thread, once there is one
+    def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], object] | None] | None = None
         self._thread: threading.Thread | None = None
         # the last of await_end() and future(), and of future() alone; each keeps a tensor
         self._last: Future | None = None
         self._last_work: Future | None = None
         self._is_closed = False
-
-    def run(
-        self,
-        perform: Perform,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        failure: Failure = None,
-        wants_kernels: bool = False,
-    ) -> None:
-        self._settle()
-        perform(None, source, target, failure)
 
     def wait_for_jobs(self) -> None:
         """Waits for all work of the thread. In that there is nothing to wait for."""
@@ -88,8 +38,9 @@ class Host(Runner):
         if self._last_work is not None:
             self.wait_for_jobs()
 
-    def future(self, work: Job, is_awaited: bool = False) -> Future:
-        """Hands the work to a thread, so that the caller goes on; when this is closed, the caller does it."""
+    def future(self, work: Job) -> Future:
+        """Returns a future of work(), which exchanges, and raises nothing. The thread does it, so that the
+        caller goes on; when this is closed, the caller does it."""
         self._last_work = future = self.await_end(work)
         return future
 
@@ -114,10 +65,8 @@ class Host(Runner):
             endings.add(self)
         self._jobs.put(job)
 
-    def close(self) -> None:
-        self.give_up()
-
     def give_up(self) -> None:
+        """Ends the thread after the work that it has."""
         self._is_closed = True
         if self._jobs is not None:
             self._jobs.put(None)
@@ -132,59 +81,13 @@ def _take_jobs(jobs: queue.SimpleQueue[Callable[[], object] | None]) -> None:
         del job  # drops what it keeps alive
 
 
-class Staged(Runner):
-    def __init__(self, staging: Staging) -> None:
-        self.staging = staging
-
-    def run(
-        self,
-        perform: Perform,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        failure: Failure = None,
-        wants_kernels: bool = False,
-    ) -> None:
-        kernels = self.staging.kernels if wants_kernels else None
-        run = functools.partial(perform, kernels)
-        if kernels is not None:
-            self.staging.run_here(source, target, run, failure)
-        else:
-            self.staging.enqueue(source, target, run, failure)
-
-    def future(self, work: Job, is_awaited: bool = False) -> Future:
-        """Does the work at once, and where a stream waits within it, in a stream of its own. Streams wait for
-        the value."""
-        if is_awaited:
-            with self.staging.streams.aside() as stream:
-                value = work()
-            return self.staging.streams.future(value, stream)
-        value = work()
-        return self.staging.streams.future(value, self.staging.stream)  # where results come back
-
-    def finish(self) -> None:
-        self.staging.finish()
-
-    def drop(self) -> None:
-        """Waits for the exchanges of a failed pass."""
-        with contextlib.suppress(BaseException):
-            self.finish()
-
-    def close(self) -> None:
-        self.staging.close()
-
-
 class Runners:
     """Those of one handle. staging: of the device where gradients are; None: of the first device that a
     tensor is on. codec: of Staging."""
 
     def __init__(self, staging: Staging | None, codec: str | None) -> None:
-        self.host = Host(self.finish)
-        self.staged = None if staging is None else Staged(staging)
+        self.host, self.staging = Host(), staging
         self._codec, self._is_closed = codec, False
-
-    @property
-    def staging(self) -> Staging | None:
-        return None if self.staged is None else self.staged.staging
 
     @property
     def kernels(self) -> Kernels | None:
@@ -193,53 +96,47 @@ class Runners:
     def pinned_bytes(self) -> int:
         return 0 if self.staging is None else self.staging.pinned_bytes
 
-    def of(self, tensor: torch.Tensor) -> Runner:
-        """Returns the one for gradients like that. Error if there should be one and cannot: host then tells
-        the other ranks."""
-        if self._is_closed:
-            return self.host
-        if self.staged is None and (found := streams.of(tensor.device)) is not None:
-            self.staged = Staged(Staging(found, self._codec))
-        return self.host if self.staged is None or not self.is_on_device(tensor) else self.staged
+    def find(self, tensor: torch.Tensor) -> tuple[Staging | None, Error | None]:
+        """Returns the Staging of that tensor's device, None if it is in CPU memory; and why there should be
+        one and is not: then host tells the other ranks."""
+        try:
+            if self._is_closed:
+                return None, None
+            if self.staging is None and (found := streams.of(tensor.device)) is not None:
+                self.staging = Staging(found, self._codec)
+        except Error as problem:
+            return None, problem
+        is_there = self.staging is not None and tensor.device == self.staging.streams.device
+        return (self.staging if is_there else None), None
 
-    def is_on_device(self, tensor: torch.Tensor) -> bool:
-        return self.staging is not None and tensor.device == self.staging.streams.device
-
-    def future(self, result: torch.Tensor, stream: int | None = None) -> Future:
-        """Returns a future of a result that is on its way, on a device. stream: in which it comes, by its
-        handle; None: that which copies results back."""
-        assert self.staging is not None
-        return self.staging.streams.future(result, self.staging.stream if stream is None else stream)
-
-    def aside(self) -> contextlib.AbstractContextManager[int]:
-        """Returns a context in which another stream is the current one. There is a device."""
-        assert self.staging is not None
-        return self.staging.streams.aside()
+    def future(self, work: Job, tensor: torch.Tensor, is_awaited: bool = False) -> Future:
+        """Returns a future of work(), which exchanges tensors like that one, and raises nothing. is_awaited:
+        whether streams wait within it."""
+        staging, _ = self.find(tensor)
+        return self.host.future(work) if staging is None else staging.future(work, is_awaited)
 
     def follow(self, result: torch.Tensor) -> None:
         """Makes the current stream wait for a result that is on its way (staging.FOR_INPUT)."""
-        if self.staging is not None and self.is_on_device(result):
-            self.staging.streams.follow(self.staging.stream)
-        self.keep(result)
-
-    def behind(self, stream: Any) -> contextlib.AbstractContextManager[Any]:
-        """Returns a context in which that stream of torch's is the current one. There is a device."""
-        assert self.staging is not None
-        return self.staging.streams.behind(stream)
+        staging, _ = self.find(result)
+        if staging is not None:
+            staging.streams.follow(staging.stream)
+            staging.streams.keep(result)
 
     def keep(self, tensor: torch.Tensor) -> None:
         """Protects a result that torch frees in the order of another stream than the current one."""
-        if self.staging is not None and self.is_on_device(tensor):
-            self.staging.streams.keep(tensor)
+        staging, _ = self.find(tensor)
+        if staging is not None:
+            staging.streams.keep(tensor)
 
     def finish(self) -> None:
         """Waits for all that is under way on a device, and raises the first failure."""
-        if self.staged is not None:
-            self.staged.finish()
+        if self.staging is not None:
+            self.staging.finish()
 
     def drop(self) -> None:
-        if self.staged is not None:
-            self.staged.drop()
+        """Waits for the exchanges of a failed pass."""
+        with contextlib.suppress(BaseException):
+            self.finish()
 
     def wait(self) -> None:
         """Waits for the exchanges that are under way, so that another may use their connection."""
@@ -247,10 +144,11 @@ class Runners:
             self.staging.wait()
 
     def close(self) -> None:
+        """Makes what is under way fail, after the running exchange."""
         self._is_closed = True
-        for runner in (self.staged, self.host):
-            if runner is not None:
-                runner.close()
+        if self.staging is not None:
+            self.staging.close()
+        self.host.give_up()
 
     def free(self) -> None:
         """Frees the device. After close(), when all reducers are closed."""

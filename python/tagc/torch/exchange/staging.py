@@ -1,35 +1,29 @@
-"""Exchanges of tensors on a device: they are copied to pinned memory, exchanged by a thread, and copied back,
-all in the order of streams.
+"""Exchanges of tensors on a device, in the order of its streams (include/tagc/device.h).
 
-    hook        start(), enqueue(): enqueue the work in streams (include/tagc/device.h); the caller's stream
-                waits for the result
-    thread      runs the exchanges, one after the other, on pinned memory
+    hook        has libtagc enqueue the work (UnitModel.begin()), and goes on at once, whatever else it waits
+                for; the caller's stream waits for the result
+    thread      runs these exchanges, one after the other, in libtagc: on pinned memory, to which gradients
+                are copied and from which sums are copied back, or with kernels (libtagc-cuda.so) on encoded
+                bodies alone, while gradients stay on the device
     end of      finish(): waits until all exchanges are complete, and raises the first failure
     backward
 
 The thread calls nothing of CUDA's. The exchanged values, and so the result, are the same as for tensors in
 CPU memory.
 
-start() is for exchanges that libtagc runs by itself (model_exchanges.py). Between the two copies nothing
-needs Python, so a hook goes on at once, whatever else it waits for. enqueue() is for those that need Python:
-the thread runs a job. Its hook waits until it has run. If the hook went on, torch could allocate with
-Python's lock held; the driver may then wait for the device, the device for the job, and the job for the lock.
-While it waits, a hook has neither that lock nor any of the driver.
-
-With kernels (libtagc-cuda.so) gradients stay on the device, and only encoded bodies are copied to the host.
-start() has the reducers select, encode and add in streams, and the thread sees bodies in pinned memory.
-run_here() is for gathers: it runs in the hook, while no exchange is under way.
+run() is for gathers, which need Python. It works in the hook, while no exchange is under way: if a thread
+gathered and torch allocated meanwhile with Python's lock held, the driver could wait for the device, the
+device for the gather, and the gather for the lock.
 
 finish() raises failures. Every rank calls it at the same place: at the end of a backward pass, before an
 optimizer's step. So all ranks raise the same Error at the same point of their program, and can continue from
 there. After a failure, the remaining exchanges of the pass only report it to the agreement at their start.
 Results are then NaN. If a device failed, its tensors are unchanged and this handle is unusable.
 
-Nothing here keeps a tensor: the streams' order protects it (tagc_job_enqueue)."""
+Nothing here keeps a tensor: the streams' order protects it."""
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import ctypes
 import os
@@ -43,12 +37,14 @@ import torch
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange import endings
-from tagc.torch.exchange.gloo import tensor_at
-from tagc.torch.exchange.streams import Cuda
+from tagc.torch.exchange.streams import Cuda, Pinned
 
-# (source, target, failure)
-Run = Callable[["torch.Tensor | None", "torch.Tensor | None", "BaseException | None"], object]
-
+Failure = BaseException | None
+# perform(kernels, source, target, failure): kernels of the device where the tensors are; None: they are in
+# CPU memory. source, target: None if there is a failure, which this rank only reports. Collective.
+Perform = Callable[["Kernels | None", "torch.Tensor | None", "torch.Tensor | None", Failure], object]
+Job = Callable[[], torch.Tensor]
+Future = torch.futures.Future[torch.Tensor]
 
 FOR_NOTHING, FOR_RESULT, FOR_INPUT = 0, 1, 2  # tagc_waits
 
@@ -71,17 +67,6 @@ def spoil(target: torch.Tensor) -> None:
     if target.is_floating_point() and target.layout == torch.strided:
         with contextlib.suppress(RuntimeError):  # the device failed
             target.detach().fill_(float("nan"))
-
-
-class _Job:
-    """One exchange. The thread calls run(source, target, failure), without tensors if there is a failure. It
-    keeps their dtypes and shapes, not the tensors."""
-
-    def __init__(
-        self, run: Run, source: torch.Tensor, target: torch.Tensor, failure: BaseException | None
-    ) -> None:
-        self.run, self.failure = run, failure
-        self.source, self.target = (torch.empty_like(one, device="meta") for one in (source, target))
 
 
 class Kernels:
@@ -107,9 +92,9 @@ class Kernels:
 
 
 class Staging:
-    """Of one handle. Its hooks must call enqueue() in the same order on all ranks. streams: of the device,
-    from streams.of(). codec: "device": with kernels, or an Error; "host": without; None: with kernels if
-    there are any, else why_host holds the reason."""
+    """Of one handle. Its hooks must exchange in the same order on all ranks. streams: of the device, from
+    streams.of(). codec: "device": with kernels, or an Error; "host": without; None: with kernels if there are
+    any, else why_host holds the reason."""
 
     def __init__(self, streams: Cuda, codec: str | None = "host") -> None:
         self.streams = streams
@@ -119,10 +104,10 @@ class Staging:
             "tagc_device_open", streams.maker.encode(), library, streams.ordinal, ctypes.byref(self._device)
         )
         self.text = lib.load().tagc_device_text(self._device).decode()
-        self._handles: dict[tuple[int, int], ctypes.c_void_p] = {}  # (bytes in, bytes out) -> tagc_job
-        self._launch = threading.Lock()
-        self._jobs: collections.deque[_Job] = collections.deque()  # in the order of tickets
-        self._failure: BaseException | None = None
+        self.launch = threading.Lock()  # held while a hook has libtagc enqueue an exchange
+        self._pinned = Pinned(streams)  # of gathers
+        self._copied: Any = None  # what waits for the last copy from that
+        self.failure: BaseException | None = None  # of a gather since finish()
         self.is_closed = self._frees_itself = False
         self.kernels: Kernels | None = None
         self.why_host: Error | None = None
@@ -130,13 +115,11 @@ class Staging:
         try:
             self._open_kernels(codec)
             self._create_queue()
-            # has an address, unlike an empty tensor
-            self._nothing = torch.zeros(16, dtype=torch.uint8, device=streams.device)
         except BaseException:
             self.free()
             raise
         self._at_exit = weakref.finalize(self, _let_go, self._queue, os.getpid())
-        self._thread = endings.start(self._take_jobs, "tagc-jobs")
+        self._thread = endings.start(self._exchange_all, "tagc-jobs")
 
     def _open_kernels(self, codec: str | None) -> None:
         try:
@@ -149,10 +132,8 @@ class Staging:
 
     def _create_queue(self) -> None:
         queue = ctypes.byref(self._queue)
-        if self.kernels is None:
-            lib.call("tagc_queue_create", self._device, N_BUFFERS, queue)
-        else:
-            lib.call("tagc_queue_create_on", self.kernels.handle, N_BUFFERS_THERE, queue)
+        kernels, n_buffers = (self.kernels.handle, N_BUFFERS_THERE) if self.kernels else (None, N_BUFFERS)
+        lib.call("tagc_queue_create", self._device, kernels, n_buffers, queue)
 
     @property
     def queue(self) -> ctypes.c_void_p:
@@ -168,97 +149,80 @@ class Staging:
     def pinned_bytes(self) -> int:
         """Bytes of pinned memory, also those of the kernels."""
         n_bytes: int = 0 if self.is_closed else lib.load().tagc_queue_pinned_bytes(self._queue)
-        return n_bytes + (0 if self.kernels is None else self.kernels.pinned_bytes)
+        return n_bytes + self._pinned.n_bytes + (0 if self.kernels is None else self.kernels.pinned_bytes)
 
     # ---- for hooks ----
 
-    def enqueue(
-        self, source: torch.Tensor, target: torch.Tensor, run: Run, failure: BaseException | None
+    def run(
+        self, perform: Perform, source: torch.Tensor, target: torch.Tensor, failure: Failure, is_there: bool
     ) -> None:
-        """Exchanges source into target, both on the device, by run(source, target, failure) with copies in
-        pinned memory. Returns when that has run; the result may still be on the way, and later work of the
-        current stream waits for it. failure: of this rank; run() reports it to the others and does not read
-        the tensors."""
-        with self._launch:
-            if failure is None:
-                try:
-                    handle = self._handle(source, target)
-                except Error as problem:
-                    failure = problem
-            if failure is not None:
-                spoil(target)
-                source, target = self._nothing, self._nothing
-                handle = self._handle(source, target)
-            self._jobs.append(_Job(run, source, target, failure))  # the thread may read it at once
-            ticket = self._launched(handle, source, target)
-        self._wait(ticket)
-
-    def start(
-        self, begin: Callable[[int, int], object], source: torch.Tensor, target: torch.Tensor, waits: int
-    ) -> None:
-        """Has begin(stream, waits) exchange source into target, both on the device, as libtagc does it by
-        itself. Returns at once. waits: for what later work of the current stream waits: nothing, the result,
-        or that the source is read."""
-        with self._launch:
-            begin(self.streams.current(), int(waits))
-
-    def _launched(self, handle: ctypes.c_void_p, source: torch.Tensor, target: torch.Tensor) -> int:
-        """Returns the ticket of an exchange whose work is in the streams now."""
-        arrays = [
-            item
-            for tensor in (source, target)
-            for item in (
-                tensor.data_ptr() if tensor.numel() else self._nothing.data_ptr(),
-                max(1, tensor.nbytes),
-            )
-        ]
-        ticket = ctypes.c_uint64()
-        if lib.load().tagc_job_enqueue(
-            handle, *arrays, self.streams.current(), int(FOR_RESULT), ctypes.byref(ticket)
-        ):
-            spoil(target)  # the thread gets the failure with the ticket
-        return ticket.value
-
-    def run_here(
-        self, source: torch.Tensor, target: torch.Tensor, run: Run, failure: BaseException | None
-    ) -> None:
-        """Exchanges source into target, both on the device, by run(), which works there: in this thread,
-        while no stream waits for it. failure: as of enqueue()."""
-        failure = self._wait(_ALL) or self._failure or failure
+        """Performs a gather of source into target, both on the device: there if is_there and it has kernels,
+        else in pinned memory. The result may still be on the way, and later work of the current stream waits
+        for it. failure: of this rank, which only reports it then. finish() raises failures. Collective."""
+        kernels, lost = self.kernels if is_there else None, self._wait()
+        if lost is not None and lost.status == "device":  # others were of gradients alone
+            failure = lost
+        failure = self.failure or failure
         try:
-            if failure is None:
-                run(source, target, None)
-                return
-            run(None, None, failure)
+            if failure is None and kernels is None:
+                self._run_in_pinned(perform, source, target)
+            elif failure is None:
+                perform(kernels, source, target, None)
+            else:
+                perform(kernels, None, None, failure)
+            return
         except BaseException as problem:
             failure = problem
         spoil(target)
-        self._failure = self._failure or failure
+        self.failure = self.failure or failure
 
-    @property
-    def failure(self) -> BaseException | None:
-        """That of an exchange in Python since finish()."""
-        return self._failure
+    def _run_in_pinned(self, perform: Perform, source: torch.Tensor, target: torch.Tensor) -> None:
+        try:
+            if self._copied is not None:  # in another stream, perhaps
+                self._copied.synchronize()
+            here, came = self._pinned.like("source", source), self._pinned.like("target", target)
+            here.copy_(source, non_blocking=True)
+            self.streams.settle()
+        except RuntimeError as problem:
+            perform(None, None, None, Error("device", f"copying to the host failed: {problem}"))
+            raise  # perform() has, unless it takes no part
+        perform(None, here, came, None)
+        target.copy_(came, non_blocking=True)
+        self._copied = self.streams.mark()
+
+    def reserve(self, n_bytes_in: int, n_bytes_out: int) -> None:
+        """Takes the pinned memory of a gather."""
+        for name, n_bytes in ("source", n_bytes_in), ("target", n_bytes_out):
+            self._pinned.reserve(name, n_bytes)
+
+    def future(self, work: Job, is_awaited: bool) -> Future:
+        """Does the work, which raises nothing, at once, and where a stream waits within it, in a stream of
+        its own. Streams wait for the value."""
+        if is_awaited:
+            with self.streams.aside() as stream:
+                value = work()
+            return self.streams.future(value, stream)
+        return self.streams.future(work(), self.stream)  # where results come back
 
     def wait(self) -> None:
         """Waits until all enqueued exchanges are complete. finish() raises the failures."""
-        self._wait(_ALL)
+        self._wait()
 
     def finish(self) -> None:
         """Waits until all enqueued exchanges are complete; raises the first failure since the last call, but
         for those of models (model_exchanges.py)."""
-        self._wait(_ALL)
-        failure, self._failure = self._failure, None
+        self._wait()
+        failure, self.failure = self.failure, None
         if not self.is_closed:
             lib.load().tagc_queue_forgive(self._queue)
         if failure is not None:
             raise failure
 
-    def _wait(self, ticket: int) -> Error | None:
-        """Waits until the exchanges up to that one are complete. Returns the first failure since finish()."""
+    def _wait(self) -> Error | None:
+        """Waits until all exchanges are complete. Returns the first failure since finish()."""
         is_over, status = ctypes.c_int(), 0
         while not self.is_closed and not is_over.value:  # in between, Python handles signals
-            status = lib.load().tagc_queue_wait(self._queue, ticket, _LOOK_MS, ctypes.byref(is_over))
+            status = lib.load().tagc_queue_wait(self._queue, _ALL, _LOOK_MS, ctypes.byref(is_over))
         if self.is_closed or not status:
             return None
         return Error(status, lib.load().tagc_last_error().decode(errors="replace"))
@@ -274,80 +238,26 @@ class Staging:
         if thread is not None and threading.current_thread() is not thread:
             thread.join()
 
-    def reserve(self, n_bytes_in: int, n_bytes_out: int) -> ctypes.c_void_p:
-        """Returns the tagc_job for these sizes, which has its pinned memory. Making one waits for all
-        exchanges under way."""
-        sizes = max(1, n_bytes_in), max(1, n_bytes_out)
-        if sizes not in self._handles:
-            handle = ctypes.c_void_p()
-            lib.call("tagc_job_create", self._queue, 0, *sizes, ctypes.byref(handle))
-            self._handles[sizes] = handle
-        return self._handles[sizes]
-
     # ---- private ----
 
-    def _handle(self, source: torch.Tensor, target: torch.Tensor) -> ctypes.c_void_p:
-        """Returns the tagc_job for these tensors."""
-        for tensor in (source, target):
-            if not tensor.is_contiguous():
-                raise Error(
-                    "unsupported",
-                    f"a tensor of strides {tensor.stride()} on {tensor.device}: must be contiguous",
-                )
-        return self.reserve(source.nbytes, target.nbytes)
-
-    def _take_jobs(self) -> None:
-        library = lib.load()
-        ticket, tag, source, target = (
-            ctypes.c_uint64(),
-            ctypes.c_uint64(),
-            ctypes.c_void_p(),
-            ctypes.c_void_p(),
-        )
-        outputs = [ctypes.byref(each) for each in (ticket, tag, source, target)]
-        while True:
-            status = library.tagc_queue_next(self._queue, *outputs)
-            if not ticket.value:
-                break
-            failure: BaseException | None = (
-                Error(status, library.tagc_last_error().decode(errors="replace")) if status else None
-            )
-            failure = self._run(self._jobs.popleft(), failure, source.value, target.value)
-            status = 0 if failure is None else lib.STATUSES.index(getattr(failure, "status", "state"))
-            library.tagc_queue_finish(self._queue, ticket, status, str(failure).encode(errors="replace"))
-            del failure
-        self._jobs.clear()
+    def _exchange_all(self) -> None:
+        """Runs exchanges until the queue is closed, without Python's lock."""
+        numbers, arrays = [ctypes.c_uint64() for _ in range(2)], [ctypes.c_void_p() for _ in range(2)]
+        lib.load().tagc_queue_next(self._queue, *map(ctypes.byref, [*numbers, *arrays]))  # nobody has jobs
         if self._frees_itself:
             self._free()
-
-    def _run(
-        self, job: _Job, failure: BaseException | None, source: Any, target: Any
-    ) -> BaseException | None:
-        """Returns the failure, if any."""
-        failure = self._failure or job.failure or failure
-        try:
-            if failure is None:
-                job.run(tensor_at(source, job.source), tensor_at(target, job.target), None)
-                return None
-            job.run(None, None, failure)
-        except BaseException as problem:
-            failure = problem
-        self._failure = self._failure or failure
-        return failure
 
     def free(self) -> None:
         """Frees the queue and the device. Call it after close(), when all reducers with its kernels are
         closed."""
         if self._thread is not None and threading.current_thread() is self._thread:
-            self._frees_itself = True  # the garbage collector runs in that thread, whose loop uses the queue
+            self._frees_itself = True  # the garbage collector runs in that thread, which uses the queue
         else:
             self._free()
 
     def _free(self) -> None:
         library = lib.load()
-        for handle in self._handles.values():
-            library.tagc_job_destroy(handle)
-        self._handles.clear()
+        self._pinned, self._copied = Pinned(self.streams), None
         library.tagc_queue_destroy(self._queue)
         self._queue = ctypes.c_void_p()
         if self.kernels is not None:

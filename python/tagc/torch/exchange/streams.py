@@ -67,6 +67,12 @@ class Cuda:
         """Returns integers in pinned host memory, so that copies to it do not block the host."""
         return torch.zeros(n, dtype=torch.int64, device="cpu").pin_memory()
 
+    def mark(self) -> Any:
+        """Returns what has a synchronize() that waits for this thread's stream's work so far."""
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
     def keep(self, tensor: torch.Tensor) -> None:
         """Makes torch keep a tensor's memory, once the tensor is gone, until the current stream's work so far
         is done. Torch itself only waits for the stream in which the tensor was made."""
@@ -94,6 +100,30 @@ class Cuda:
                 samples.append(time.perf_counter() - begin)
             found.append(sorted(samples[1:])[n_runs // 2])
         return found[0], found[1]
+
+
+class Pinned:
+    """Pinned memory for copies of tensors, by name, which grows to the largest."""
+
+    def __init__(self, streams: Cuda) -> None:
+        self._streams = streams
+        self._memory: dict[str, torch.Tensor] = {}
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(memory.nbytes for memory in self._memory.values())
+
+    def reserve(self, name: str, n_bytes: int) -> torch.Tensor:
+        """Returns at least so many bytes. What was copied from them before has arrived."""
+        memory = self._memory.get(name)
+        if memory is None or memory.nbytes < n_bytes:
+            memory = self._memory[name] = self._streams.pinned(-(-n_bytes // 8))
+        return memory.view(torch.uint8)
+
+    def like(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns memory for that tensor, of its type and shape, as reserve()."""
+        memory = self.reserve(name, tensor.nbytes)[: tensor.nbytes]
+        return memory.view(tensor.dtype).view(tensor.shape)
 
 
 def of(device: torch.device) -> Cuda | None:

@@ -10,8 +10,7 @@ from typing import Any
 from tagc.torch.exchange import internals
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.interfaces import Exchanged
-from tagc.torch.exchange.model import Levels
-from tagc.torch.exchange.unit import Unit
+from tagc.torch.exchange.model import Levels, Unit
 
 
 class UnknownLayouts:

@@ -334,14 +334,6 @@ class Collectives(_Comm):
             assert work is not None  # it was begun
             work.wait()
 
-    def largest(self, numbers: torch.Tensor) -> None:
-        """Takes the largest of all ranks, in place."""
-        self._run(
-            "the agreement",
-            lambda is_async: dist.all_reduce(numbers, dist.ReduceOp.MAX, self._group, is_async),
-            numbers.device,
-        )
-
 
 class OwnCollectives(Collectives):
     """Of a gloo group that torch.distributed does not know, over these ranks: in CPU memory, from any thread
@@ -382,9 +374,6 @@ class OwnCollectives(Collectives):
 
     def _gather(self, received: torch.Tensor, sent: torch.Tensor, is_async: bool) -> Any:
         return internals.gloo_gather(self._group)(received, sent)
-
-    def largest(self, numbers: torch.Tensor) -> None:
-        self.all_reduce(numbers, dist.ReduceOp.MAX)
 
 
 def add_up(

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.layout import Slices
-from tagc.torch.exchange.unit import scale_of
+from tagc.torch.exchange.model import scale_of
 
 
 def op_between(op: Any) -> Any:

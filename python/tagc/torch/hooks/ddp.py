@@ -24,8 +24,8 @@ from tagc.torch.exchange import internals, staging
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import Expected, Kinds, Place, place_of
-from tagc.torch.exchange.model import Follower, stowable
-from tagc.torch.exchange.unit import DTYPES, Unit
+from tagc.torch.exchange.model import DTYPES, Follower, Unit, stowable
+from tagc.torch.exchange.model_exchanges import Gradient
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.wrapper import Wrapper as AnyWrapper
 from tagc.torch.schedule import policy
@@ -170,6 +170,10 @@ class State:
     def is_of(self, model: DistributedDataParallel) -> bool:
         return self._model() is model
 
+    def leave(self) -> None:
+        """Notes that the model's reducer has refused it, though DDP's list of hooks has it."""
+        self._handle = self._model = lambda: None
+
     def forget_layouts(self, names: Set[str] | None = None) -> None:
         """Drops the layouts of these parameters, None: all, because they change to another class or level.
         Reducers of other buckets stay."""
@@ -230,7 +234,8 @@ class State:
                 wrapper.prepare(source)
                 result = source.clone() if source.is_sparse else source  # a second one would cost memory
                 exchanged = self._find(handle, index, tensors)
-                _exchange(handle, exchanged, source, result)
+                gradient = _gradient(handle, exchanged, source, result)
+                handle.passes.exchange(gradient._replace(waits=staging.FOR_NOTHING, agrees=True))
                 wrapper.goes_on([parameter.name for parameter in exchanged.layout.parameters])
                 return result
             except BaseException as failure:
@@ -239,7 +244,7 @@ class State:
 
         # within a host slices come together after the exchange
         is_awaited = wrapper.own_hosts().is_two_level
-        return handle.passes.runner_for(source)[0].future(work, is_awaited)
+        return handle.passes.runners.future(work, source, is_awaited)
 
     def _begin(
         self, handle: Compressed, backward: _Backward, bucket: dist.GradBucket
@@ -255,18 +260,18 @@ class State:
                 return None
             if backward.is_given_up:
                 return _done(_spoilt(source))
-            op = _wrapper_of(handle).op
-            find_layout = functools.partial(_fitting, exchanged.layout, source)
-            arrays, runners = (source, source), passes.runners
-            if runners.is_on_device(source) and _wrapper_of(handle).own_hosts().is_two_level:
-                with runners.aside() as stream:  # after the exchange the host's ranks have work of their own
-                    end = passes.begin(exchanged, group, *arrays, op, find_layout, staging.FOR_RESULT)
+            gradient = _gradient(handle, exchanged, source, source)
+            device, _ = passes.runners.find(source)
+            if device is not None and _wrapper_of(handle).own_hosts().is_two_level:
+                # after the exchange the host's ranks have work of their own
+                with device.streams.aside() as stream:
+                    end = passes.begin(gradient)
                 passes.model_exchanges.leave_on_device(end)
-                return runners.future(source, stream)
-            end = passes.begin(exchanged, group, *arrays, op, find_layout, staging.FOR_NOTHING)
-            if runners.is_on_device(source):
+                return device.streams.future(source, stream)
+            end = passes.begin(gradient._replace(waits=staging.FOR_NOTHING))
+            if device is not None:
                 passes.model_exchanges.leave_on_device(end)
-                return runners.future(source)
+                return device.streams.future(source, device.stream)
         except BaseException as failure:
             backward.is_given_up = True
             backward.fail(failure)
@@ -312,10 +317,10 @@ def _wrapper_of(handle: Compressed) -> Wrapper:
     return handle.wrapper
 
 
-def _exchange(handle: Compressed, bucket: _Bucket, source: torch.Tensor, result: torch.Tensor) -> None:
+def _gradient(handle: Compressed, bucket: _Bucket, source: torch.Tensor, result: torch.Tensor) -> Gradient:
     group, op = handle.wrapper.groups()[0], _wrapper_of(handle).op
     find_layout = functools.partial(_fitting, bucket.layout, source)
-    handle.passes.exchange(bucket, group, source, result, op, find_layout, waits=False, agrees=True)
+    return Gradient(bucket, group, source, result, op, find_layout)
 
 
 def _fitting(layout: layouts.Layout, source: torch.Tensor) -> layouts.Layout:
@@ -512,5 +517,5 @@ class Wrapper(AnyWrapper):
             try:
                 self._model.register_comm_hook(state, ddp_hook)
             except RuntimeError as failure:  # a builtin hook, known only to DDP's reducer
-                internals.ddp_hooks(self._model).clear()
+                state.leave()
                 raise Error("state", f"DDP does not take a communication hook: {failure}") from failure

@@ -7,7 +7,6 @@ each, what is exchanged between hosts is (H, row): the rows of the ranks at this
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import warnings
@@ -25,7 +24,8 @@ from tagc.torch.exchange import internals, staging, waits
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import ALONE, Exchanged, Expected, Kinds, Place, place_of
-from tagc.torch.exchange.unit import DTYPES, Unit
+from tagc.torch.exchange.model import DTYPES, Unit
+from tagc.torch.exchange.model_exchanges import Gradient
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.gathers import AllGather, GatheringWrapper
 from tagc.torch.hooks.wrapper import words_of_slow_sums
@@ -220,8 +220,8 @@ class ReduceScatter(waits.FsdpComm):
         may_last = op == dist.ReduceOp.AVG and input_tensor.device.type == "cpu"
         may_last = may_last and not self._module.group.reads_sums_at_once(output_tensor.dtype)
         may_last = may_last and not self._is_watched()
-        what = self._unit, group, input_tensor, output_tensor, op, find_layout
-        passes.exchange(*what, waits=self._waits(), may_last=may_last)
+        gradient = Gradient(self._unit, group, input_tensor, output_tensor, op, find_layout)
+        passes.exchange(gradient._replace(waits=self._waits(), may_last=may_last))
 
     def _is_watched(self) -> bool:
         """Returns whether a hook of the user's may read gradients while the backward pass goes on."""
@@ -289,7 +289,8 @@ class AllReduce:
             reduce_output.zero_()  # which torch adds to the gradient
             return
         runners = self._handle.passes.runners
-        is_behind = self._held is None and runners.is_on_device(reduce_output) and not self._has_work_after
+        device, _ = runners.find(reduce_output)
+        is_behind = self._held is None and device is not None and not self._has_work_after
         if self._held is not None:
             reduce_output += self._held
             self._held = None
@@ -297,12 +298,13 @@ class AllReduce:
         # In the current stream it would wait for the exchanges before it. torch made the tensor in its stream
         # of reduce-scatters. Where it casts the sums, it frees this one in that stream's order, while the
         # current stream still has work on it: follow() keeps it.
-        stream = self._module.group.reduce_scatter_stream if is_behind else None
         find_layout = functools.partial(self._module.shard_layout, reduce_output.numel(), self._hosts)
-        what = self._unit, self._group, reduce_output, reduce_output, op, find_layout
-        with runners.behind(stream) if is_behind else contextlib.nullcontext():
-            until = staging.FOR_INPUT if is_behind else staging.FOR_RESULT
-            self._handle.passes.exchange(*what, waits=until)
+        gradient = Gradient(self._unit, self._group, reduce_output, reduce_output, op, find_layout)
+        if device is not None and is_behind:
+            with device.streams.behind(self._module.group.reduce_scatter_stream):
+                self._handle.passes.exchange(gradient._replace(waits=staging.FOR_INPUT))
+        else:
+            self._handle.passes.exchange(gradient)
         runners.follow(reduce_output)
 
 
@@ -444,11 +446,7 @@ class Wrapper(GatheringWrapper):
             if self._sums_replicas(module):
                 parts = hosts.per_host if module.has_two_sums else 1
                 return Place(hosts.host, hosts.n_hosts, place.where, hosts.place % parts, parts)
-            if not hosts.is_two_level:
-                return place
-            return place._replace(
-                replica=place.replica // hosts.per_host, replicas=place.replicas // hosts.per_host
-            )
+            return place.among(hosts)
         if self.n_ranks() == dist.get_world_size():
             return Place(self.between.rank(), self.between.size(), {})
         others = dist.get_process_group_ranks(self.between)

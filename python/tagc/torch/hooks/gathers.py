@@ -14,22 +14,20 @@ import contextlib
 import functools
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from tagc._library import Error
 from tagc.torch.exchange import internals, waits
-from tagc.torch.exchange.comm import Comm
+from tagc.torch.exchange.comm import Comm, agree_in_turn
 from tagc.torch.exchange.gatherer import Gatherer, as_error
 from tagc.torch.exchange.hosts import Hosts
 from tagc.torch.exchange.interfaces import Replica
-from tagc.torch.exchange.runner import Failure, Runner, Staged
-from tagc.torch.exchange.staging import Kernels
-from tagc.torch.exchange.unit import DTYPES, check_tensors
+from tagc.torch.exchange.model import DTYPES, check_tensors
+from tagc.torch.exchange.staging import Failure, Kernels, Staging
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.replicas import CHANGED, RESET, Gathers, checksum, fingerprint
 from tagc.torch.hooks.wrapper import Wrapper
@@ -61,16 +59,6 @@ class Gathering(NamedTuple):
             return 1, 0
         n_others = self.within.world_size - 1
         return 1 + n_others, n_others * came.nbytes + 2 * self.within.agreement_bytes
-
-    def agree(self, what: str, numbers: Mapping[str, Any], failure: Failure, vote: int = 0) -> int:
-        """Returns the votes of all ranks as one. Collective: over the ranks of the host, of which one may
-        have failed, and then over those of this place in all hosts."""
-        if self.within is not None:
-            try:
-                vote = _one_of(self.within.agree(what, numbers, failure, vote))
-            except Exception as problem:  # the other hosts learn of it below
-                failure = failure or problem
-        return _one_of(self.comm.agree(what, numbers, failure, vote))
 
 
 def _one_of(votes: Sequence[int]) -> int:
@@ -114,7 +102,7 @@ class AllGather(waits.FsdpComm):
         per parameter there."""
         return self._passes.state.options.codec == "device" and self.is_delta
 
-    def prepare(self, staged: Staged, itemsize: int) -> None:
+    def prepare(self, staging: Staging, itemsize: int) -> None:
         """Takes the memory of a gather of tensors on a device before the first one: gatherer and replica, or
         pinned memory. itemsize: bytes of an element. Collective."""
         hosts, n_elems = self._hosts, self._key[1]
@@ -122,12 +110,12 @@ class AllGather(waits.FsdpComm):
         if hosts.is_one or self._key in self._gathers:
             return
         comm = self._passes.comm(hosts.between)
-        kernels = staged.staging.kernels if self._wants_kernels else None
+        kernels = staging.kernels if self._wants_kernels else None
         try:
             if kernels is None:
-                staged.staging.reserve(itemsize * n_elems, itemsize * n_elems * comm.world_size)
-        except Error as problem:
-            failure = problem
+                staging.reserve(itemsize * n_elems, itemsize * n_elems * comm.world_size)
+        except RuntimeError as problem:
+            failure = as_error(problem)
         comm.agree(f"memory for parameters of {self.name}", {"elements": n_elems}, failure)
         gather = self._gathers[self._key] = Gathers(self.is_delta)
         gather.gatherer = self._make(comm, n_elems * comm.world_size, kernels)
@@ -155,20 +143,23 @@ class AllGather(waits.FsdpComm):
         if hosts.within is not None:
             within = passes.comm(hosts.within)
             came = output_tensor.new_empty(hosts.n_hosts * input_tensor.numel())
-        runner: Runner = passes.runners.host
-        failure: BaseException | None = None
+        staging, why_not = passes.runners.find(input_tensor)
+        failure: BaseException | None = why_not
         try:
-            runner = passes.runners.of(input_tensor)
             check_tensors(input_tensor, output_tensor, "parameters")
         except Exception as problem:
-            failure = problem
+            failure = failure or problem
         # an exchange of gradients may go on meanwhile, unless it needs the ranks of this host, too
-        runs_beside = runner is passes.runners.host and within is None and self._may_run_beside
+        runs_beside = staging is None and within is None and self._may_run_beside
         comm = passes.gather_comm(hosts.between) if runs_beside else passes.comm(hosts.between)
         perform = functools.partial(self._gather, Gathering(comm, within, group, runs_beside))
         if not runs_beside:
             passes.model_exchanges.settle()
-        runner.run(perform, input_tensor, came, failure, self._wants_kernels)
+        if staging is not None:
+            staging.run(perform, input_tensor, came, failure, self._wants_kernels)
+        else:
+            passes.runners.finish()  # of tensors on a device, if there are any
+            perform(None, input_tensor, came, failure)
         if within is not None:
             what = f"parameters of {self.name}"
             rows = output_tensor.view(hosts.n_hosts, -1), came.view(hosts.n_hosts, -1)
@@ -193,7 +184,7 @@ class AllGather(waits.FsdpComm):
         target: torch.Tensor | None,
         failure: Failure,
     ) -> None:
-        """Gathers, as runner.Perform says."""
+        """Gathers, as staging.Perform says."""
         comm = call.comm
         gather, loaded, vote, found, numbers = None, None, 0, "", {}
         try:
@@ -208,7 +199,8 @@ class AllGather(waits.FsdpComm):
         except Exception as problem:
             failure = problem
         begin, what = time.perf_counter(), f"parameters of {self.name}"
-        vote = call.agree(what, numbers, failure, vote)
+        # over the ranks of the host, of which one may have failed, and then over those of this place
+        vote = agree_in_turn((call.within, comm), what, numbers, failure, vote, _one_of)
         agreed = time.perf_counter()
         assert gather is not None and source is not None and target is not None  # or agree() has raised
         n_begun = 0 if gather.gatherer is None else gather.gatherer.n_begun
@@ -219,15 +211,11 @@ class AllGather(waits.FsdpComm):
                     gather.gatherer = self._make(comm, target.numel(), kernels)
                 asked = self._take_up(gather, kernels, source, vote, found)
                 sent, received = comm.bytes_sent()["gather"], comm.bytes_received()["gather"]
-                gather.run(gather.gatherer, source, target, kernels, asked, found)
+                gather.run(source, target, kernels, asked, found)
+                n_bytes = comm.bytes_sent()["gather"] - sent, comm.bytes_received()["gather"] - received
+                seconds = time.perf_counter() - agreed, agreed - begin
                 self._passes.recorder.add_gather(
-                    comm.bytes_sent()["gather"] - sent,
-                    comm.bytes_received()["gather"] - received,
-                    target.numel(),
-                    comm,
-                    time.perf_counter() - agreed,
-                    agreed - begin,
-                    *call.within_host(target),
+                    comm, target.numel(), n_bytes, seconds, *call.within_host(target)
                 )
         except Exception as problem:
             failure = as_error(problem)

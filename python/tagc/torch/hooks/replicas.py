@@ -76,16 +76,12 @@ class Gathers:
         return (CHANGED if changed else 0) | (RESET if self.wants_reset else 0), found
 
     def run(
-        self,
-        gatherer: Gatherer,
-        shard: torch.Tensor,
-        output: torch.Tensor,
-        kernels: Kernels | None,
-        vote: int,
-        found: str,
+        self, shard: torch.Tensor, output: torch.Tensor, kernels: Kernels | None, vote: int, found: str
     ) -> None:
-        """Gathers shard into output, of which it may be part. gatherer: self.gatherer. kernels: where both
-        are on their device. vote: of all ranks. found: what vote() returned beside it."""
+        """Gathers shard into output, of which it may be part. kernels: where both are on their device. vote:
+        of all ranks. found: what vote() returned beside it. The gatherer is there."""
+        gatherer = self.gatherer
+        assert gatherer is not None
         if not self._is_delta:
             self._run_whole(gatherer, shard, output)
             return

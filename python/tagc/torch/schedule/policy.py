@@ -18,7 +18,7 @@ import torch
 from tagc import _library as lib
 from tagc._library import Error
 
-CLASSES = ("compressed", "mild", "dense")  # in the order of tagc_class
+CLASSES = tuple(lib.CLASSES)
 LAYERS = ("non-attention-linear", "all", "none")
 MIN_ELEMS = 4096  # TAGC_CLASS_MIN_ELEMS
 
@@ -53,7 +53,6 @@ def classify(
     parameters: Iterable[tuple[str, Any]],
     layers: str | Callable[[str, Any], str] = "non-attention-linear",
     rules: Mapping[str, str] | None = None,
-    min_elems: int = MIN_ELEMS,
 ) -> list[Row]:
     """Returns a Row for each of `parameters`, (name, shape) or (name, parameter) in any order.
 
@@ -66,8 +65,6 @@ def classify(
             f"layers is {layers!r}, allowed are {', '.join(map(repr, LAYERS))} and a callable "
             "(name, parameter) -> class",
         )
-    if isinstance(min_elems, bool) or not isinstance(min_elems, int) or not 0 <= min_elems < 2**64:
-        raise Error("argument", f"min_elems is {min_elems!r}, allowed are integers in [0, 2^64)")
     rules = _checked_rules(rules, [name for name, _, _ in named])
     rows = []
     for name, what, shape in named:
@@ -82,7 +79,7 @@ def classify(
             if not isinstance(class_, str) or class_ not in CLASSES:
                 raise Error("argument", f"layers() gives {class_!r} for {name}, allowed are {_allowed()}")
         elif layers == "non-attention-linear":
-            class_, reason = _by_name(name, shape, min_elems)
+            class_, reason = _by_name(name, shape)
         else:
             class_, reason = ("compressed" if layers == "all" else "dense"), f"layers={layers}"
         rows.append(Row(name, shape, n_elems, class_, reason))
@@ -164,7 +161,7 @@ def _checked_rules(rules: Mapping[str, str] | None, names: list[str]) -> dict[st
     return dict(rules)
 
 
-def _by_name(name: str, shape: tuple[int, ...], min_elems: int) -> tuple[str, str]:
+def _by_name(name: str, shape: tuple[int, ...]) -> tuple[str, str]:
     class_, reason = ctypes.c_int(), ctypes.c_char_p()
     lengths = (ctypes.c_uint64 * len(shape))(*shape)
     lib.call(
@@ -172,38 +169,27 @@ def _by_name(name: str, shape: tuple[int, ...], min_elems: int) -> tuple[str, st
         _encoded(name),
         lengths,
         len(shape),
-        min_elems,
+        MIN_ELEMS,
         ctypes.byref(class_),
         ctypes.byref(reason),
     )
     return CLASSES[class_.value], (reason.value or b"").decode()
 
 
-def table(rows: list[Row], travels: Mapping[str, tuple[str, float | None]] | None = None) -> str:
-    """Returns a table of `rows` of at most 100 columns: one line per kind of name, over all layers.
-
-    `travels`, {class: (how, bits per element)}, describes each class."""
-    travels = travels or {}
+def table(rows: list[Row], travels: Mapping[str, str]) -> str:
+    """Returns a table of `rows` of at most 100 columns: one line per kind of name, over all layers. travels:
+    how each class is sent."""
     total = sum(row.n_elems for row in rows)
     lines = []
     for class_ in CLASSES:
         of_class = [row for row in rows if row.class_ == class_]
         if not of_class:
             continue
-        how, bits = travels.get(class_, ("", None))
-        head = class_ if how in ("", class_) else f"{class_}: {how}"
-        if bits is not None:
-            head += f", {bits:.3g} bits per element"
+        head = class_ if travels[class_] == class_ else f"{class_}: {travels[class_]}"
         lines.append(_line(head, of_class, total, ""))
         lines += [_line("  " + what, group, total, group[0].reason) for what, group in _kinds(of_class)]
     n = sum(row.n_elems for row in rows if row.class_ != "dense")
-    summary = f"{n:,} of {total:,} elements compressed ({_share(n, total).strip()})"
-    if total and all(
-        class_ in travels and travels[class_][1] is not None for class_ in {row.class_ for row in rows}
-    ):
-        bits = sum(row.n_elems * (travels[row.class_][1] or 0) for row in rows) / total
-        summary += f", {bits:.3g} bits per element on average"
-    return "\n".join(lines + [summary])
+    return "\n".join([*lines, f"{n:,} of {total:,} elements compressed ({_share(n, total).strip()})"])
 
 
 def _kinds(rows: list[Row]) -> Iterator[tuple[str, list[Row]]]:

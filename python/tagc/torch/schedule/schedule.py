@@ -11,14 +11,14 @@ import ctypes
 import itertools
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange.comm import Comm
-from tagc.torch.exchange.interfaces import Kinds
+from tagc.torch.exchange.interfaces import Wrapped
 from tagc.torch.exchange.layout import Parameter
 from tagc.torch.schedule.adapt import Memory
 from tagc.torch.schedule.options import Settings, constants
@@ -40,28 +40,12 @@ class Plan(NamedTuple):
     n_selected: int
 
 
-class _Wrapper(Protocol):
-    """What a schedule asks of a wrapper."""
-
-    def parameters(self) -> list[Parameter]: ...
-
-    def named_parameters(self) -> list[tuple[str, torch.Tensor]]: ...
-
-    def set_kinds(self, kinds: Kinds) -> None: ...
-
-    def n_ranks(self) -> int: ...
-
-    def n_batches(self) -> int: ...
-
-    def deciders(self) -> list[Any] | None: ...
-
-
 class Schedule:
     """Of one model. All its ranks decide alike, because they decide from sums over all of them: in meet(),
     where every exchange is over all ranks, else in pool(). (Without a way to add up over all ranks, those
     that exchange a parameter decide on it.)"""
 
-    def __init__(self, wrapper: _Wrapper, options: Settings, is_fresh: bool = False) -> None:
+    def __init__(self, wrapper: Wrapped, options: Settings, is_fresh: bool = False) -> None:
         """is_fresh: whether the model has random weights; the same on all ranks."""
         self._wrapper, self._options, self._is_fresh = wrapper, options, is_fresh
         self._has_levels = {p.name: options.has_levels(p.kind) for p in wrapper.parameters()}
