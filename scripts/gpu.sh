@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # gpu.sh build [FOLDER]: compiles all that a machine with a GPU runs, where there is none, into one folder (build-gpu) that can travel with the
 # tree. Needs nvcc and a C compiler, and neither CMake nor a network. Names what does not compile, and ends with 1; with 77 where one of
-# the two is missing. CC, CFLAGS, TAGC_GPU_ARCH (sm_90).
+# the two is missing. CC, CFLAGS, TAGC_GPU_ARCH (sm_90). TAGC_PTXAS: that of an older CUDA, for binaries that older drivers run
+# (lib/gpu/cuda/tools.sh).
 #
 # gpu.sh run FOLDER OUT [STAGE...]: runs the stages (1 to 8) there; compiles nothing. Each has its own deadline and its own page in OUT,
 # which is written as its parts end; a part that fails, hangs, or cannot even be ended leaves those that follow. OUT/summary.txt has
@@ -45,6 +46,7 @@ build() { # <folder>
     [ -e "$folder/made" ] || [ -z "$(ls -A "$folder" 2>/dev/null)" ] || refuse "$folder is not empty, and \"gpu.sh build\" did not make it"
     rm -rf "$folder"
     mkdir -p "$folder/logs"
+    [ -z "${TAGC_PTXAS:-}" ] || nvcc=$(lib/gpu/cuda/tools.sh "$nvcc" "$TAGC_PTXAS" "$folder/tools") || exit 1
     echo "a build that did not end" >"$folder/made"
     folder=$(cd "$folder" && pwd)
     objects=$(mktemp -d)
@@ -81,6 +83,7 @@ int main(void) { return uv_version() == 0; }' || {
                    -DTAGC_HAS_PAPER=1 -DTAGC_HAS_GPU=1 "-DTAGC_HAS_NATIVE=${#uv[@]}" ${CFLAGS:-})
     local cuda_flags=(-std=c++17 -O3 -lineinfo -fmad=false "-arch=$arch" -Iinclude -Ilib -Ibench -DTAGC_CUDA_THREADS=256
                       -DTAGC_CUDA_LINES=512 -Xcompiler=-fPIC,-fvisibility=hidden)
+    local library_flags=(-cudart none --no-compress) # driver.cpp
     find lib bench tests/gpu/cuda -type d -exec mkdir -p "$objects/{}" \;
     c_sources() {
         find lib -name '*.c' ! -path lib/transport/mpi.c |
@@ -93,7 +96,8 @@ int main(void) { return uv_version() == 0; }' || {
         return $code
     }
     compile_cuda() {
-        printf '%s\n' lib/gpu/cuda/*.cu tests/gpu/cuda/test_cuda_codec.cpp bench/bench_cuda.cu |
+        printf '%s\n' lib/gpu/cuda/*.{cu,cpp} | xargs -P"$(nproc)" -I{} "$nvcc" "${cuda_flags[@]}" "${library_flags[@]}" -c {} -o "$objects/{}.o" &&
+            printf '%s\n' tests/gpu/cuda/test_cuda_codec.cpp bench/bench_cuda.cu |
             xargs -P"$(nproc)" -I{} "$nvcc" "${cuda_flags[@]}" -c {} -o "$objects/{}.o"
     }
     start C compile_c
@@ -101,17 +105,19 @@ int main(void) { return uv_version() == 0; }' || {
     start libtagc-load.so "$nvcc" "${cuda_flags[@]}" -shared bench/gpu_load.cu -o "$folder/libtagc-load.so"
     finish C kernels
     local near='-Wl,-rpath,$ORIGIN' c_link=(-Wl,--as-needed -Wl,-z,defs "${uv[@]}" -lpthread -lm -ldl) name
-    local kernels=("$objects"/lib/gpu/cuda/*.cu.o "$objects/libtagc.a")
+    start libtagc-cuda.so "$nvcc" "${cuda_flags[@]}" "${library_flags[@]}" -shared "$objects"/lib/gpu/cuda/*.o "$objects/libtagc.a" \
+        -Xlinker=--exclude-libs,ALL -o "$folder/libtagc-cuda.so"
+    finish libtagc-cuda.so
+    local kernels=("$folder/libtagc-cuda.so" "$objects/libtagc.a" "-Xlinker=-rpath,\$ORIGIN")
     start libtagc.so "${cc[@]}" -shared -Wl,--version-script=cmake/libtagc.map -Wl,--whole-archive "$objects/libtagc.a" \
         -Wl,--no-whole-archive "$near" "${c_link[@]}" -o "$folder/libtagc.so"
     for name in bench_flags bench_device bench_overlap; do
         start $name "${cc[@]}" "${c_flags[@]}" bench/$name.c "$objects/libtagc.a" "$near" "${c_link[@]}" -o "$folder/$name"
     done
-    start libtagc-cuda.so "$nvcc" "${cuda_flags[@]}" -shared "${kernels[@]}" -Xlinker=--exclude-libs,ALL -o "$folder/libtagc-cuda.so"
     start test_cuda_codec "$nvcc" "${cuda_flags[@]}" "$objects/tests/gpu/cuda/test_cuda_codec.cpp.o" "${kernels[@]}" \
         -o "$folder/test_cuda_codec"
     start bench_cuda "$nvcc" "${cuda_flags[@]}" "$objects/bench/bench_cuda.cu.o" "${kernels[@]}" -o "$folder/bench_cuda"
-    finish libtagc-load.so libtagc.so bench_flags bench_device bench_overlap libtagc-cuda.so test_cuda_codec bench_cuda
+    finish libtagc-load.so libtagc.so bench_flags bench_device bench_overlap test_cuda_codec bench_cuda
     # What the machine there may lack, or have older.
     [ ${#uv[@]} = 0 ] || ldd "$folder/libtagc.so" | sed -n 's/.*=> \(.*libuv\.so[^ ]*\).*/\1/p' | xargs -r -I{} cp -L {} "$folder/"
     toolkit=$("$nvcc" --dryrun -x cu /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p' || true) # nvcc may be a script that calls another one

@@ -7,8 +7,8 @@
 #   - tests/wheels/exchange.c runs with it, at every level that this processor has (qemu-user is the processor where this is none
 #     of that kind), and all wheels give the same bits
 #   - pip installs the wheel for this machine, and Python loads it
-# Where nvcc works there is a fifth wheel, with libtagc-cuda.so: nvcc's host compiler links this machine's C library, so that its
-# name asks for a newer one. pip takes it where it can and the other where it cannot.
+# Where nvcc works there is a fifth wheel, with libtagc-cuda.so, whose binaries PyPI's ptxas of CUDA 12.8 makes (lib/gpu/cuda/tools.sh): nvcc's host
+# compiler links this machine's C library, so that its name asks for a newer one. pip takes it where it can and the other where it cannot.
 #   wheels.sh [TARGET...]     as in x86_64-linux-gnu.2.17; without one, all
 # Needs python3, cmake, and to run what it built: qemu-user, libc6-arm64-cross, apt-get (for musl's loader).
 set -euo pipefail
@@ -92,6 +92,8 @@ build() { # <target> <tag> <TAGC_GPU: HOST or ON>
                     -C cmake.define.TAGC_NATIVE=ON -C "cmake.define.TAGC_LIBUV_SOURCE=$work/libuv"
                     -C "cmake.define.CMAKE_C_FLAGS_RELEASE=-O3" -C "cmake.define.CMAKE_SHARED_LINKER_FLAGS=-Wl,-s"
                     -C install.strip=false -C "build-dir=$here/build" -C "wheel.tags=py3-none-$2")
+    [ "$3" = HOST ] || settings+=(-C "cmake.define.TAGC_PTXAS=$(python -c 'import os, nvidia.cuda_nvcc as it
+print(os.path.join(os.path.dirname(it.__file__), "bin", "ptxas"))')")
     TAGC_ZIG_TARGET=$1 quietly "$2" python -m build --wheel --no-isolation --outdir "$here" "${settings[@]}" "$work/tagc_train-$version"
     python -m wheel unpack --dest "$here" "$here"/*.whl >/dev/null
     content=$here/tagc_train-$version library=$content/tagc/lib/libtagc.so
@@ -117,7 +119,7 @@ check_contents() { # <target> <tag> <TAGC_GPU>
     [ -e "$content"/*.dist-info/licenses/LICENSE.libuv ] || fail "$wheel has no licence of libuv"
     [ -e "$content/tagc/py.typed" ] || fail "$wheel has no py.typed"
     [ "$3" = HOST ] || [ -e "$content/tagc/lib/libtagc-cuda.so" ] || fail "$wheel has no libtagc-cuda.so"
-    [ "$3" = HOST ] || scripts/cuda_runtime.sh "$content/tagc/lib/libtagc-cuda.so" || fail "$wheel needs a new driver"
+    [ "$3" = HOST ] || scripts/cuda_runtime.py "$content/tagc/lib/libtagc-cuda.so" || fail "$wheel needs a new driver"
 }
 
 runner_of() { # <target>: sets `runner` to what runs a program of it here, or fails with a word

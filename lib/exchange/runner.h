@@ -29,10 +29,9 @@ struct tagc_gatherer;
 typedef struct tagc_runner {
     /* For messages: "kernels". */
     const char *name;
-    /* 1: its steps are ahead (tagc_reducer_begin_ahead), and bring the memory for a new residual. */
+    /* 1: its steps are ahead (tagc_reducer_begin_ahead), and bring the memory for a new residual. A batch has the rows of all hosts, and
+     * _add waits for all bodies. 0: one row at a time. */
     int is_ahead;
-    /* 1: a call costs much, so a batch has the rows of all hosts, and _add waits for all bodies. 0: one row at a time. */
-    int is_whole;
     /* Made when the reducer is laid out, and ended with that layout. _end accepts what is half-made. */
     tagc_status (*make)(struct tagc_reducer *r);
     void (*end)(struct tagc_reducer *r);

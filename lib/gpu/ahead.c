@@ -390,7 +390,6 @@ static void end_nothing(tagc_reducer *r) {
 }
 
 static const tagc_runner runner = {.name = "kernels",
-                                   .is_whole = 1,
                                    .is_ahead = 1,
                                    .make = make_nothing,
                                    .end = end_nothing,

@@ -136,7 +136,8 @@ static tagc_status make_part(tagc_unit *unit, uint32_t p, size_t work_bytes[N_WO
     return TAGC_OK;
 }
 
-size_t tagc_unit_n_places(const tagc_unit *unit) {
+/* The most pieces of work that an exchange puts into streams behind its first flag. */
+static size_t n_places(const tagc_unit *unit) {
     enum { EVENTS_AND_FLAGS = 6, ORDERS = 1, SPOIL = 1, COPY = 1, UNPACK = 1 };
     size_t n = EVENTS_AND_FLAGS + ORDERS;
     for (uint32_t p = 0; p < unit->n_parts; p++) {
@@ -147,7 +148,7 @@ size_t tagc_unit_n_places(const tagc_unit *unit) {
 }
 
 static tagc_status check_places(const tagc_unit *unit, const char *what) {
-    size_t n = tagc_unit_n_places(unit);
+    size_t n = n_places(unit);
     if (n <= LAUNCH_PLACES) return TAGC_OK;
     return tagc_fail(
         TAGC_ERR_UNSUPPORTED,

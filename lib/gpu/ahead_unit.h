@@ -84,9 +84,6 @@ tagc_status tagc_unit_make_bare(tagc_queue *queue, tagc_model_place *model, size
 /* All its exchanges must be finished. */
 void tagc_unit_destroy(tagc_unit *unit);
 
-/* With kernels: the most pieces of work that an exchange puts into streams behind its first flag. */
-size_t tagc_unit_n_places(const tagc_unit *unit);
-
 /* The room of the unit, and of a part. */
 gpu_room tagc_unit_own_room(const ticket *one);
 gpu_room tagc_unit_room_of(const ticket *one, uint32_t p);

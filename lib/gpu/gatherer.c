@@ -32,7 +32,7 @@ static gatherer_on *on_of(const tagc_gatherer *g) {
 }
 
 static tagc_kernels *kernels_of(const tagc_gatherer *g) {
-    return tagc_kernels_of(g->arrays);
+    return tagc_kernels_in(g->arrays->heap.context);
 }
 
 static int *results_of(const gatherer_on *on) {

@@ -42,11 +42,6 @@ static inline tagc_kernels *tagc_kernels_in(void *context) {
     return context ? *(tagc_kernels **)context : NULL;
 }
 
-/* NULL: arrays in host memory. */
-static inline tagc_kernels *tagc_kernels_of(const tagc_arrays *arrays) {
-    return arrays ? tagc_kernels_in(arrays->heap.context) : NULL;
-}
-
 /* tagc_kernels_open for any device and maker. */
 tagc_status tagc_kernels_create(tagc_device *device, const tagc_maker *maker, tagc_kernels **out);
 

@@ -432,7 +432,7 @@ static const uint64_t word_that_asks = 0x6d17a55e4b0c9f21u;
 
 /* What ranks of a host must have alike, whoever adds up: it tells units and their words from each other. */
 static uint32_t word_within(const tagc_model_unit *unit) {
-    uint64_t words[] = {unit->word, (uint64_t)(unit - unit->model->units)};
+    uint64_t words[] = {unit->word, tagc_unit_number(unit)};
     return (uint32_t)tagc_checksum(words, sizeof words);
 }
 
@@ -517,7 +517,7 @@ static void mark_begun(tagc_model_unit *unit) {
 
 /* There are none to read or write. */
 static void forget_pieces(tagc_model_unit *unit) {
-    uint32_t number = (uint32_t)(unit - unit->model->units);
+    uint32_t number = tagc_unit_number(unit);
     (void)tagc_unit_check_pieces(unit->model, number, NULL, 0, "gradients", 0);
     (void)tagc_unit_check_pieces(unit->model, number, NULL, 0, "sums", 1);
     unit->gradients = unit->sums = tagc_pieces_of(NULL);

@@ -43,7 +43,7 @@ static tagc_exchanged exchanged(const tagc_model_part *part) {
                             .is_followed = part->is_followed,
                             .plan = part->plan,
                             .n_elems = tagc_part_place_elems(part),
-                            .tag = model->options.tag + (uint64_t)(part->unit - model->units),
+                            .tag = model->options.tag + tagc_unit_number(part->unit),
                             .n_hosts = model->n_hosts,
                             .n_places = model->n_places};
 }
@@ -69,7 +69,7 @@ void tagc_unit_label(const tagc_model *model, uint32_t unit, uint32_t tensor, ch
 /* The part's first tensor stands for it. */
 static void name_reducers(const tagc_model_part *part) {
     char label[TAGC_LABEL_BYTES];
-    tagc_unit_label(part->model, (uint32_t)(part->unit - part->model->units), part->members[0], label);
+    tagc_unit_label(part->model, tagc_unit_number(part->unit), part->members[0], label);
     tagc_reducer_set_name(part->reducer, label);
     if (part->host_sum) tagc_reducer_set_name(part->host_sum, label);
 }

@@ -178,6 +178,9 @@ enum { TAGC_SPREAD_BYTES = 1 << 18 }; /* of a rank's sums that others of its hos
 static inline int tagc_model_is_flat(const tagc_model *model) {
     return model->options.layout.cut == TAGC_CUT_FLAT || model->options.layout.cut == TAGC_CUT_FLAT_ARRAYS;
 }
+static inline uint32_t tagc_unit_number(const tagc_model_unit *unit) {
+    return (uint32_t)(unit - unit->model->units);
+}
 /* 1: ranks of a host add up here; 0: each host has one rank, or the caller does it. */
 static inline int tagc_model_adds_up(const tagc_model *model) {
     return model->within && !model->options.hosts.summed;

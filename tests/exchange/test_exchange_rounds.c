@@ -289,6 +289,7 @@ TEST(test_one_of_many_fails) {
 /* Every bit of a message that brings header and body: of the header, the comm is broken; of the body, the step fails; of
  * what fills up the message, nothing happens. Nothing ever hangs or changes a residual without TAGC_OK. */
 TEST(test_every_bit) {
+    HAS_ONE_THREAD();
     int n_by_status[TAGC_ERR_INTERRUPTED + 1] = {0};
     size_t n_bits = 8 * (TAGC_WIRE_HEADER_BYTES + 64); /* and a few of the header again */
     for (size_t bit = 0; bit < n_bits; bit += 3) {

@@ -9,7 +9,7 @@
 #include <string.h>
 
 /* As many roundings of each size as 100,000 steps of 512 values have, and fewer messages. */
-enum { N = 8192, PERIOD = 64, N_DECADES = 7, N_STEPS = REPEATS(6250, 2000, 500) };
+enum { N = 8192, PERIOD = 64, N_DECADES = 7, N_STEPS = REPEATS(6250, 600, 100) };
 
 static float values[N];
 

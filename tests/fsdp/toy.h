@@ -78,9 +78,42 @@ typedef struct toy_model {
     tagc_tensor_info tensors[TOY_MAX_TENSORS];
     int n_samples;  /* of the global batch of one optimizer step */
     int compute_us; /* that every use of a tensor takes at least, so that there is something to overlap with */
+    int no_loss;    /* nobody looks at it, and it takes as long as the gradients */
     int poison;     /* 1 + the tensor whose gradient becomes NaN; 0 for none */
     int n_unused_rows; /* of the embedding, its last: as of tokens that no text has, which the head pushes down */
 } toy_model;
+
+static inline uint32_t toy_hash(uint64_t x) {
+    x *= 0x9e3779b97f4a7c15u;
+    x ^= x >> 29;
+    x *= 0xbf58476d1ce4e5b9u;
+    return (uint32_t)(x >> 32);
+}
+
+static inline float toy_number(uint64_t key) { /* [-1, 1), exact in fp32 */
+    return (float)((int32_t)toy_hash(key) >> 8) * (1.0f / 8388608.0f);
+}
+
+/* The targets, by sample and element, of tensors that are small: a run asks for each again and again. */
+enum { TOY_N_TARGETS = 256, TOY_MAX_TABLE = 1 << 13 };
+typedef struct toy_table {
+    size_t n;       /* elements */
+    float *targets; /* (TOY_N_TARGETS, n) */
+} toy_table;
+static toy_table toy_tables[TOY_MAX_TENSORS];
+
+static inline float toy_make_target(int tensor, size_t i, uint64_t sample) {
+    return toy_number(((uint64_t)tensor + 77) << 40 | i << 8 | sample % TOY_N_TARGETS);
+}
+
+static inline void toy_add_table(int tensor, size_t n) {
+    toy_table *table = &toy_tables[tensor];
+    if (n <= table->n || n > TOY_MAX_TABLE) return;
+    table->n = n;
+    table->targets = realloc(table->targets, TOY_N_TARGETS * n * sizeof *table->targets);
+    for (uint64_t sample = 0; sample < TOY_N_TARGETS; sample++)
+        for (size_t i = 0; i < n; i++) table->targets[sample * n + i] = toy_make_target(tensor, i, sample);
+}
 
 static inline void toy_add(toy_model *m, const char *name, size_t n_rows, size_t n_cols,
                            tagc_tensor_kind kind, int layer) {
@@ -93,6 +126,7 @@ static inline void toy_add(toy_model *m, const char *name, size_t n_rows, size_t
     t->kind = kind;
     t->layer = t->last_layer = layer;
     t->decay = n_cols > 1;
+    toy_add_table(m->n_tensors - 1, t->n_elems);
 }
 
 /* GPT-2's table in small, with sizes that no world divides. */
@@ -120,37 +154,25 @@ static inline void toy_gpt(toy_model *m, int n_layer, size_t width, int tied) {
     if (!tied) toy_add(m, "lm_head.weight", 23, width, TAGC_TENSOR_HEAD, n_layer + 1);
 }
 
-static inline uint32_t toy_hash(uint64_t x) {
-    x *= 0x9e3779b97f4a7c15u;
-    x ^= x >> 29;
-    x *= 0xbf58476d1ce4e5b9u;
-    return (uint32_t)(x >> 32);
-}
-
-static inline float toy_number(uint64_t key) { /* [-1, 1), exact in fp32 */
-    return (float)((int32_t)toy_hash(key) >> 8) * (1.0f / 8388608.0f);
-}
-
 static inline float toy_initial(int tensor, size_t i) {
     return toy_number((uint64_t)tensor << 40 | i);
 }
 static inline float toy_target(int tensor, size_t i, uint64_t sample) {
-    return toy_number(((uint64_t)tensor + 77) << 40 | i << 8 | (sample & 255));
+    const toy_table *table = &toy_tables[tensor];
+    return i < table->n ? table->targets[sample % TOY_N_TARGETS * table->n + i]
+                        : toy_make_target(tensor, i, sample);
 }
 static inline float toy_stiffness(int tensor) {
     return 0.5f + 0.25f * (float)(tensor % 5);
 }
 
-/* The loss of an element at p, and its slope. Unused elements are pulled the same way for ever, and ever more faintly. */
-static inline int toy_is_unused(const toy_model *m, int tensor, size_t i) {
-    return tensor == 0 && i + (size_t)m->n_unused_rows * m->tensors[0].n_cols >= m->tensors[0].n_elems;
+/* Unused elements, the last ones, are pulled the same way for ever, and ever more faintly. */
+static inline size_t toy_n_used(const toy_model *m, int tensor) {
+    const tagc_tensor_info *t = &m->tensors[tensor];
+    return tensor == 0 ? t->n_elems - (size_t)m->n_unused_rows * t->n_cols : t->n_elems;
 }
-static inline double toy_cost(const toy_model *m, int tensor, size_t i, double p, uint64_t sample) {
-    double d = p - (double)toy_target(tensor, i, sample);
-    return toy_is_unused(m, tensor, i) ? 0.05 * exp(2 * p) : 0.5 * d * d;
-}
-static inline float toy_slope(const toy_model *m, int tensor, size_t i, float p, uint64_t sample) {
-    return toy_is_unused(m, tensor, i) ? 0.1f * expf(2 * p) : p - toy_target(tensor, i, sample);
+static inline double toy_unused_cost(double p) {
+    return 0.05 * exp(2 * p);
 }
 
 static inline tagc_status toy_fill(void *context, int tensor, size_t first, size_t n, float *values) {
@@ -178,9 +200,13 @@ static inline double toy_forward(const toy_model *m, tagc_fsdp *f, int training,
                 CHECK_OK(tagc_fsdp_use(f, t, &p));
                 if (m->compute_us) usleep((useconds_t)m->compute_us);
                 double share = info->last_layer != info->layer ? 0.5 : 1.0, sum = 0;
-                for (int s = 0; s < n; s++)
-                    for (size_t i = 0; i < info->n_elems; i++)
-                        sum += toy_cost(m, t, i, (double)p[i], first + (uint64_t)s);
+                size_t n_used = toy_n_used(m, t);
+                for (size_t i = 0; i < n_used && !m->no_loss; i++)
+                    for (int s = 0; s < n; s++) {
+                        double d = (double)p[i] - (double)toy_target(t, i, first + (uint64_t)s);
+                        sum += 0.5 * d * d;
+                    }
+                for (size_t i = n_used; i < info->n_elems; i++) sum += n * toy_unused_cost((double)p[i]);
                 loss += sum * share * (double)toy_stiffness(t) / n;
                 tagc_fsdp_done(f, t);
             }
@@ -195,11 +221,13 @@ static inline void toy_pull(const toy_model *m, tagc_fsdp *f, int t, uint64_t fi
     CHECK_OK(tagc_fsdp_grad(f, t, &g));
     if (m->compute_us) usleep((useconds_t)m->compute_us);
     float share = info->last_layer != info->layer ? 0.5f : 1.0f;
-    for (size_t i = 0; i < info->n_elems; i++) {
+    size_t n_used = toy_n_used(m, t);
+    for (size_t i = 0; i < n_used; i++) {
         float sum = 0;
-        for (int s = 0; s < n; s++) sum += toy_slope(m, t, i, p[i], first + (uint64_t)s);
+        for (int s = 0; s < n; s++) sum += p[i] - toy_target(t, i, first + (uint64_t)s);
         g[i] += share * toy_stiffness(t) * sum / (float)n;
     }
+    for (size_t i = n_used; i < info->n_elems; i++) g[i] += share * toy_stiffness(t) * 0.1f * expf(2 * p[i]);
     if (m->poison == t + 1) g[info->n_elems - 1] = NAN;
     tagc_fsdp_done(f, t);
 }

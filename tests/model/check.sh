@@ -72,6 +72,10 @@ expect right ALLOCATOR=1 REFUSES=1 KERNELS=1 DAMAGE=1 EXCHANGES=2 BUFFERS=1 DEPT
 expect right BLOCKS=2 STEPS=1 REFUSES=1
 expect right BLOCKS=2 STEPS=1 ALLOCATOR=1        # where calls wait, step by step
 expect right BLOCKS=2 STEPS=1 DAMAGE=1 EXCHANGES=2 BUFFERS=1
+expect right BLOCKS=2 PROBE=1                    # as compress() finds it out, each rank by itself
+expect right BLOCKS=1 PROBE=1 KERNELS=1 DEPTH=8
+expect right PROBE=1 KERNELS=1 DEPTH=8 EXCHANGES=2 BUFFERS=1 # where none waits, and a slow machine may look as if
+expect hang BLOCKS=2 PROBE=1 BUG=10              # a probe that nobody lets go
 expect hang KERNELS=1 DEPTH=8 BLOCKS=1 EXCHANGES=2 # a launch behind a flag, where launches wait
 expect hang BLOCKS=2                            # a copy behind a flag, where copies wait
 expect hang KERNELS=1                           # a launch queue that cannot hold one exchange

@@ -15,8 +15,9 @@
  *   KERNELS=1     units with kernels: the device encodes, adds and settles, with a second pair of flags and a stream of its own
  *   BLOCKS=1..2   a launch returns when it has run, as under CUDA_LAUNCH_BLOCKING=1 (kernels, and the caller's own work); 2: so does a copy
  *   STEPS=1       what tagc does there: no call is made behind a flag, and the hook waits for the exchange between the copies
+ *   PROBE=1       compress() finds out before the first exchange whether calls wait, as lib/gpu/probe.c does; then STEPS of that rank alone
  *   REFUSES=1     a hook may fail before it has put anything into streams: the exchange of that rank only tells the other one
- *   BUG=1..9      a planted mistake, see MISTAKES below */
+ *   BUG=1..10     a planted mistake, see MISTAKES below */
 
 #define RANKS 2
 #define N 3       /* exchanges, at most */
@@ -35,6 +36,7 @@
 #define AGREES_EARLY 7       /* with kernels: ranks agree before the sums are there */
 #define ADD_FIRST 8          /* with kernels: sums are enqueued before the fragments are encoded, and do not wait for that */
 #define WAITS_FOR_SUMS 9     /* with kernels: an exchange that was refused waits for sums, of which no stream has anything */
+#define NOBODY_LETS_GO 10    /* the probe has no thread that sets its flag */
 
 /* Streams */
 #define CALLER 0
@@ -52,9 +54,12 @@ mtype = { write_gradient, /* record came */
           wait_bodies,    /* wait for copied */
           add_up,         /* record added */
           hand_sums,
-          kernel_of_thread };
+          kernel_of_thread,
+          wait_probe, probe_kernel, probe_copy };
 
-bit refuses, has_kernels, is_old, in_python, thread_launches, has_allocator, caller_waits = 1, has_damage, in_steps;
+bit refuses, has_kernels, is_old, in_python, thread_launches, has_allocator, caller_waits = 1, has_damage, probes;
+bit in_steps[RANKS]; /* there, a rank has no kernels either */
+bit probe_flag[RANKS], has_returned[RANKS], was_late[RANKS];
 byte blocks;
 byte n_exchanges = N, n_buffers = BUFFERS, n_queues = 1, depth = 4, bug;
 
@@ -81,6 +86,7 @@ byte last_put[RANKS * BUFFERS], before[RANKS * (N + 1)]; /* the exchange in stre
 #define UNLOCK(which) which = 0
 #define BUFFER(r, k) ((r) * BUFFERS + (k) % n_buffers)
 #define ARRAY(r, k) ((r) * (N + 1) + (caller_waits -> 0 : (k)))
+#define HAS_KERNELS(r) (has_kernels && !in_steps[r])
 #define QUEUE(r, stream) ((r) * QUEUES + (stream) % n_queues)
 
 /* A call that finds its queue full waits inside the driver, with the driver's lock. */
@@ -111,7 +117,7 @@ end:
         :: op == add_up -> sums[BUFFER(r, k)] = bodies[BUFFER(r, k)]; added[r] = k
         :: op == hand_sums -> posted_sums[r] ! k
         :: op == wait_result ->
-            bug == NO_WAIT_FOR_COPY || bug == BACK_FIRST || (has_kernels -> added[r] : copied[r]) >= k;
+            bug == NO_WAIT_FOR_COPY || bug == BACK_FIRST || (HAS_KERNELS(r) -> added[r] : copied[r]) >= k;
             if
             :: is_old -> !host_function[r]; host_function[r] = 1; flag_out[r] >= k; host_function[r] = 0
             :: else -> flag_out[r] >= k
@@ -121,6 +127,8 @@ end:
             back[r] >= k;
             assert(target[r] == (failed[r * (N + 1) + k] -> NAN : k))
         :: op == kernel_of_thread -> n_ran[r] = k
+        :: op == wait_probe -> probe_flag[r]
+        :: op == probe_kernel || op == probe_copy
         fi;
         queue[q] ? op, k; op = 0; k = 0 }
     od
@@ -149,6 +157,24 @@ end:
     :: else \
     fi
 
+/* Behind a flag of its own, calls are made as an exchange makes them. Another thread sets the flag, when they have returned or when it has waited
+ * long enough: at any time. Who did not return in time is taken for one that waits. */
+inline probe(r) {
+    ENQUEUE(r, OUT, wait_probe, 0);
+    if
+    :: has_kernels -> LAUNCH(r, OUT, probe_kernel, 0, 1)
+    :: else
+    fi;
+    LAUNCH(r, OUT, probe_copy, 0, 2);
+    has_returned[r] = 1;
+    atomic { probe_flag[r] && !(queue[QUEUE(r, OUT)] ?? [probe_copy, 0]) -> in_steps[r] = was_late[r] };
+    assert(in_steps[r] || blocks < (has_kernels -> 1 : 2))
+}
+
+proctype let_go(byte r) {
+    atomic { bug != NOBODY_LETS_GO -> was_late[r] = !has_returned[r]; probe_flag[r] = 1 }
+}
+
 inline to_host(r, k) {
     if
     :: bug != FLAG_FIRST -> LAUNCH(r, OUT, copy_out, k, 2); ENQUEUE(r, OUT, hand_over, k)
@@ -158,14 +184,14 @@ inline to_host(r, k) {
 
 inline to_sums(r, k) {
     if
-    :: has_kernels -> ENQUEUE(r, ADD, wait_bodies, k); LAUNCH(r, ADD, add_up, k, 1); ENQUEUE(r, ADD, hand_sums, k)
+    :: HAS_KERNELS(r) -> ENQUEUE(r, ADD, wait_bodies, k); LAUNCH(r, ADD, add_up, k, 1); ENQUEUE(r, ADD, hand_sums, k)
     :: else
     fi
 }
 
 inline to_device(r, k) {
     if
-    :: in_steps -> enqueued[r] = k; flag_out[r] >= k
+    :: in_steps[r] -> enqueued[r] = k; flag_out[r] >= k
     :: else -> ENQUEUE(r, BACK, wait_result, k)
     fi;
     LAUNCH(r, BACK, copy_back, k, 2)
@@ -196,6 +222,10 @@ inline hook(r, k) {
 
 proctype backward(byte r; byte n) {
     byte k = 1;
+    if
+    :: probes -> probe(r)
+    :: else
+    fi;
     do
     :: k <= n ->
         /* Calls only add work, so what others do between two of them they may as well do after both; unless a call waits. */
@@ -252,7 +282,8 @@ proctype exchange(byte r; byte n) {
             if
             :: has_kernels -> /* what is added of other ranks; then they agree */
                 if
-                :: !refused[r * (N + 1) + k] ->
+                :: !refused[r * (N + 1) + k] && in_steps[r] /* the processor adds them up */
+                :: !refused[r * (N + 1) + k] && !in_steps[r] ->
                     bodies[BUFFER(r, k)] = theirs;
                     flag_add[r] = k;
                     bug == AGREES_EARLY || flag_added[r] >= k;
@@ -301,7 +332,8 @@ init {
         now.n_queues = asked_for("QUEUES", 1);
         now.depth = asked_for("DEPTH", 4);
         now.blocks = asked_for("BLOCKS", 0);
-        now.in_steps = asked_for("STEPS", 0);
+        now.in_steps[0] = now.in_steps[1] = asked_for("STEPS", 0);
+        now.probes = asked_for("PROBE", 0);
         now.bug = asked_for("BUG", 0);
     };
     atomic {
@@ -313,6 +345,10 @@ init {
             :: else -> break
             od;
             run bus(r);
+            if
+            :: probes -> run let_go(r)
+            :: else
+            fi;
             run backward(r, n_exchanges);
             run exchange(r, n_exchanges);
             r++

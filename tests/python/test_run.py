@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import ranks  # noqa: F401  # run.py looks for it
 import run_script
-from run_script import SCRIPTS, SELECTING, TRIAL, check, losses, plain, ran, resumed
+from run_script import SCRIPTS, SELECTING, TRIAL, check, losses, plain, ran, resumed, started
 
 from tagc.commands import main
 from tagc.run import options
@@ -126,20 +126,18 @@ def test_options_of_a_file(tmp_path):
     assert "mild: direct, 40 % zero, int8" in text, text
 
 
-def test_as_python_starts_it(tmp_path):
-    """argv, __main__, __file__ and sys.path of a script, and of a module."""
+def test_as_python_starts_it(tmp_path, monkeypatch):
+    """argv, __main__, __file__ and sys.path of a script, and of a module. test_torchrun starts `python -m
+    tagc run` itself."""
     script = os.path.relpath(SCRIPTS / "describe.py", tmp_path)
-    alone = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    paths = os.pathsep.join([str(SCRIPTS), alone.get("PYTHONPATH", "")])
+    alone = os.environ | {"PYTHONPATH": str(SCRIPTS)}
+    monkeypatch.setattr(sys, "path", [*sys.path, str(SCRIPTS)])  # of a rank, too
     for words in ([script, "a", "--", "--off", "-m"], ["-m", "describe", "--sparsity"]):
-        texts = [
-            subprocess.run(
-                [sys.executable, *before, *words], cwd=tmp_path, env=alone | {"PYTHONPATH": paths} | rank,
-                text=True, capture_output=True, check=True
-            ).stdout
-            for before, rank in (([], {}), (["-m", "tagc", "run", "--off"], {"RANK": "1"}))
-        ]  # fmt: skip
-        assert texts[0] == texts[1]
+        plainly = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env=alone, text=True, capture_output=True, check=True
+        )
+        text = started(tmp_path, "run", "--off", *words, n=1)
+        assert text == f"tagc run: off: nothing is compressed\n{plainly.stdout}"
 
 
 def test_ranks_that_hang_are_shown(tmp_path, monkeypatch):
@@ -155,7 +153,7 @@ def test_torchrun(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
          "-m", "tagc", "run", *TRIAL, str(SCRIPTS / "ddp.py"), "--steps", "2"],
-        cwd=tmp_path, text=True, capture_output=True
+        cwd=tmp_path, env=os.environ | {"PYTHONFAULTHANDLER": "1"}, text=True, capture_output=True
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "Sequential: exchanges: 2; this rank sent" in done.stdout

@@ -778,45 +778,46 @@ def on_hosts(rank, world_size):
 
 
 def one_rank_of_hosts_fails(rank, world_size):
-    """In either place of either host, in the first unit of a pass: the same error on all ranks, NaN in what
-    came of it, in its place residuals as before; and on it goes."""
+    """In either place of either host, one after the other, in the first unit of a pass: the same error on all
+    ranks, NaN in what came of it, in its place residuals as before; and on it goes."""
     import tagc.torch as tagc
     from tagc.torch.hooks import ddp
 
     fits = ddp._fitting
-    cases = itertools.product(("fsdp2", "replicas", "ddp"), have_kernels(), range(world_size))
-    for number, (kind, kernels, odd) in enumerate(cases):
+
+    def refuse(*_, **__):
+        raise tagc.Error("mismatch", "this layout is unknown")
+
+    cases = itertools.product(("fsdp2", "replicas", "ddp"), have_kernels())
+    for number, (kind, kernels) in enumerate(cases):
         with fake(500 + 10 * number + rank, kernels=kernels) as device:
             model = wrapped(kind)
             handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.5, hosts=2)
             for step in range(3):  # DDP makes its buckets anew
                 loss_of(model, batch_of(rank, step)).backward()
-            before = next(iter(handle.state_dict().values()))["residuals"]
-
-            def refuse(*_, **__):
-                raise tagc.Error("mismatch", "this layout is unknown")
-
-            if rank == odd and kind == "ddp":
-                ddp._fitting = refuse
-            elif rank == odd:
-                module = next(module for module in handle.wrapper.modules if module.name == "layers.1")
-                module.layout = module.shard_layout = refuse
-            model.zero_grad()
-            check_error(
-                lambda: loss_of(model, batch_of(rank)).backward(),
-                f"gradients of .*: rank {odd}: this layout is unknown",
-            )
-            gradients = [local(p.grad) for p in model.parameters() if p.grad is not None]
-            assert all(gradient.isnan().all() for gradient in gradients if gradient.numel())
-            after = next(iter(handle.state_dict().values()))["residuals"]
-            are_same = [torch.equal(values, after[name]) for name, values in before.items()]
-            assert all(are_same) or rank % 2 != odd % 2
-            ddp._fitting = fits
-            if rank == odd and kind != "ddp":
-                del module.layout, module.shard_layout
-            model.zero_grad()
-            loss_of(model, batch_of(rank)).backward()
-            assert all(local(p.grad).isfinite().all() for p in model.parameters() if p.grad is not None)
+            for odd in range(world_size):
+                before = next(iter(handle.state_dict().values()))["residuals"]
+                if rank == odd and kind == "ddp":
+                    ddp._fitting = refuse
+                elif rank == odd:
+                    module = next(module for module in handle.wrapper.modules if module.name == "layers.1")
+                    module.layout = module.shard_layout = refuse
+                model.zero_grad()
+                check_error(
+                    lambda: loss_of(model, batch_of(rank)).backward(),
+                    f"gradients of .*: rank {odd}: this layout is unknown",
+                )
+                gradients = [local(p.grad) for p in model.parameters() if p.grad is not None]
+                assert all(gradient.isnan().all() for gradient in gradients if gradient.numel())
+                after = next(iter(handle.state_dict().values()))["residuals"]
+                are_same = [torch.equal(values, after[name]) for name, values in before.items()]
+                assert all(are_same) or rank % 2 != odd % 2
+                ddp._fitting = fits
+                if rank == odd and kind != "ddp":
+                    del module.layout, module.shard_layout
+                model.zero_grad()
+                loss_of(model, batch_of(rank)).backward()
+                assert all(local(p.grad).isfinite().all() for p in model.parameters() if p.grad is not None)
             handle.close()
         device.check()
 

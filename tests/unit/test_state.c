@@ -1,5 +1,6 @@
 /* A model's saved state: bit for bit with the same ranks, the same sums of residuals with others; and what is damaged, missing, of another
  * rank or of another run is refused on all ranks, and changes nothing. */
+#include "../repeats.h"
 #include "world.h"
 
 enum { N_TENSORS = 9, N_UNITS = 3, MOST_FILES = 12 };
@@ -156,7 +157,7 @@ TEST(same_ranks_go_on_bit_for_bit) {
     static const int worlds[][4] = {{1, 1, 0, 0}, {3, 1, 0, 0}, {2, 1, 1, 0}, {2, 2, 0, 0},
                                     {2, 3, 2, 0}, {3, 1, 0, 1}, {2, 2, 0, 1}};
     static const int n_before[] = {7, 127, 67, 127, 67, 127, 67}; /* within a window; at several levels */
-    for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
+    for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i += REPEATS(1, 2, 4)) {
         state_case c = {.seed = 40 + i,
                         .output = worlds[i][2],
                         .cut = worlds[i][3],
@@ -180,7 +181,7 @@ TEST(other_ranks_get_the_same_sum) {
                                     {2, 2, 3, 1, 0, 0, 0}, {2, 2, 3, 2, 2, 0, 0}, {3, 1, 2, 1, 1, 0, 0},
                                     {6, 1, 1, 1, 0, 0, 0}, {3, 1, 2, 1, 0, 1, 1}, {2, 2, 3, 1, 0, 1, 1},
                                     {3, 1, 3, 1, 0, 0, 1}, {3, 1, 3, 1, 0, 1, 0}, {2, 3, 2, 2, 2, 1, 1}};
-    for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
+    for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i += REPEATS(1, 5, 5)) {
         state_case c = {.seed = 60 + i,
                         .output = worlds[i][4],
                         .moment = TAGC_MOMENT_NONE,
@@ -342,7 +343,7 @@ TEST(hostile_files_do_no_harm) {
         open_case(&c, 3);
         run_world(3, 1, save_body, &c);
         const char *asked = getenv("LONG"); /* make check sets it, and most often to nothing */
-        int n = asked && *asked ? 20000 : 150;
+        int n = asked && *asked ? 20000 : REPEATS(150, 50, 10);
         for (hostile_seed = 1; hostile_seed <= (uint64_t)n; hostile_seed++) {
             c.cut = hostile_seed % 5 == 0 ? !cut : cut; /* what was cut in another way is read as well */
             run_world(3, 1, hostile_body, &c);

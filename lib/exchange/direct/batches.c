@@ -79,9 +79,9 @@ static int is_needed(const tagc_reducer *r, int which) {
 }
 
 static size_t n_rows(const tagc_reducer *r, int which) {
-    size_t n = r->runner->is_whole ? (size_t)r->world_size : 1;
+    size_t n = r->runner->is_ahead ? (size_t)r->world_size : 1;
     if (which == TAGC_ADD || which == TAGC_ENCODE_SUMS) return 1;
-    int leaves_own_out = which == TAGC_ENCODE && r->runner->is_whole;
+    int leaves_own_out = which == TAGC_ENCODE && r->runner->is_ahead;
     return leaves_own_out && tagc_direct_has_results(r) ? n - 1 : n;
 }
 

@@ -6,7 +6,7 @@
  *   ENCODE_SUMS   own sums -> body                one row
  *   DECODE_SUMS   bodies -> sums                  a row for each rank
  *
- * If the runner is not whole, each has one row, and runs once for each rank. */
+ * If the runner is not ahead, each has one row, and runs once for each rank. */
 #ifndef TAGC_EXCHANGE_DIRECT_BATCHES_H
 #define TAGC_EXCHANGE_DIRECT_BATCHES_H
 

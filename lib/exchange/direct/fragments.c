@@ -434,7 +434,7 @@ static tagc_pause wait_to_add(const tagc_reducer *r, int is_done, tagc_message *
 /* Of the bodies to be added next, the first that is not here: of one, or where a call costs much, of all. */
 static tagc_message *first_missing(const tagc_reducer *r) {
     const tagc_direct *d = tagc_direct_of(r);
-    int end = r->runner->is_whole ? r->world_size : d->step.n_added + 1;
+    int end = r->runner->is_ahead ? r->world_size : d->step.n_added + 1;
     for (int from = d->step.n_added; from < end; from++) {
         tagc_message *message = message_from(r, from);
         if (message && !tagc_message_done(r, message)) return message;

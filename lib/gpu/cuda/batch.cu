@@ -1,8 +1,7 @@
 /* The maker of gpu/maker.h, and its batches: lays out the memory of a batch, sends its tables to the device, and launches kernels.
  *
- * A run takes eight launches to encode fragments of code topk, one more where a residual is stored as integers, two for those of code
- * blocks, and two or three to decode, whatever the number of rows. A run allocates nothing, and the host reads nothing
- * back. */
+ * A run takes eight launches to encode fragments of code topk, two for those of code blocks, and two or three to decode, whatever the
+ * number of rows. A run allocates nothing, and the host reads nothing back. */
 #include "gpu/cuda/blocks.cuh"
 #include "gpu/cuda/host.cuh"
 extern "C" {
@@ -23,7 +22,6 @@ struct tagc_batch {
     tagc_batch_kind kind;
     cudaStream_t stream;
     size_t n_rows, n_sparse;
-    int settles; /* a fragment of code topk has a residual of integers */
     table<topk_row> topk;
     table<blocks_row> blocks;
     table<sums_row> sums;
@@ -225,11 +223,7 @@ static size_t lay_out(tagc_batch *b, const tagc_batch_row *rows) {
     take_table(b->image, &arena, &b->bodies, b->n.bodies);
     b->image_bytes = arena.n_bytes;
     b->n_sparse = 0;
-    b->settles = 0;
-    for (size_t i = 0; i < b->n_rows; i++) {
-        b->n_sparse += rows[i].options.sparse != 0;
-        b->settles |= rows[i].options.sparse && has_exponents(rows[i].options.residual);
-    }
+    for (size_t i = 0; i < b->n_rows; i++) b->n_sparse += rows[i].options.sparse != 0;
     lay_out_rows(b, rows, &arena, &b->n);
     return arena.n_bytes;
 }
@@ -245,14 +239,15 @@ static size_t cuda_work_bytes(tagc_batch_kind kind, const tagc_batch_row *rows, 
     return lay_out(&b, rows);
 }
 
-/* Kernels of the longest run, and tables: once where a batch is made, and once where it is pointed to its arrays. */
+/* Kernels, and tables: once where a batch is made, and once where it is pointed to its arrays. */
 static size_t cuda_n_launches(tagc_batch_kind kind, const tagc_batch_row *rows, size_t n_rows) {
-    static const size_t n_kernels[] = {11, 3};
     tagc_batch b = {};
     b.kind = kind;
     b.n_rows = n_rows;
     lay_out(&b, rows);
-    return n_kernels[kind] + 2 * ((b.image_bytes + sizeof(parcel) - 1) / sizeof(parcel));
+    const size_t n_sparse = b.n_sparse > 0, n_full = b.n_sparse < n_rows;
+    const size_t n_kernels = encodes(&b) ? 8 * n_sparse + 2 * n_full : (n_rows > 0) + n_sparse + n_full;
+    return n_kernels + 2 * ((b.image_bytes + sizeof(parcel) - 1) / sizeof(parcel));
 }
 
 static void cuda_destroy(tagc_batch *b) {
@@ -358,15 +353,15 @@ static void run_encode(const tagc_batch *b) {
     const work_of<blocks_row> runs = work_of_table(b->blocks, b->n.runs);
     const topk_row *rows = b->topk.device;
     const blocks_row *blocks = b->blocks.device;
-    const unsigned n_chunks = (unsigned)b->n.chunks, n_blocks = (unsigned)b->blocks.n;
+    const unsigned n_chunks = (unsigned)b->n.chunks, n_tasks = (unsigned)b->n.tasks,
+                   n_blocks = (unsigned)b->blocks.n;
     TAGC_LAUNCH(sample_rows, sample_shared, b->topk.n, stream, rows);
     TAGC_LAUNCH(stream_rows, stream_shared, b->n.tiles, stream, tiles);
     for (unsigned turn = 0; turn < 3; turn++)
         TAGC_LAUNCH(refine_rows, refine_shared, n_chunks, stream, chunks, turn);
     TAGC_LAUNCH(count_rows, count_shared, n_chunks, stream, chunks);
     TAGC_LAUNCH(gather_rows, gather_shared, n_chunks, stream, chunks);
-    TAGC_LAUNCH(emit_rows, emit_shared, n_chunks + b->n.tasks, stream, chunks, n_chunks, tasks);
-    if (b->settles) TAGC_LAUNCH(settle_rows, settle_shared, n_chunks, stream, chunks);
+    TAGC_LAUNCH(emit_rows, emit_shared, n_tasks + n_chunks, stream, tasks, n_tasks, chunks);
     TAGC_LAUNCH(clear_blocks, no_shared, parts_of(n_blocks, THREADS) * (n_blocks > 0), stream, blocks,
                 n_blocks);
     TAGC_LAUNCH(encode_blocks, run_shared, b->n.runs, stream, runs);
@@ -400,7 +395,6 @@ static tagc_status cuda_prepare(void) {
     TAGC_TRY(load_kernel(count_rows));
     TAGC_TRY(load_kernel(gather_rows));
     TAGC_TRY(load_kernel(emit_rows));
-    TAGC_TRY(load_kernel(settle_rows));
     TAGC_TRY(load_kernel(clear_blocks));
     TAGC_TRY(load_kernel(encode_blocks));
     TAGC_TRY(load_kernel(index_bodies));
@@ -421,11 +415,3 @@ extern "C" TAGC_API const tagc_maker *tagc_cuda_maker(void);
 const tagc_maker *tagc_cuda_maker(void) {
     return &maker;
 }
-
-#ifdef CUDART_VERSION
-/* For scripts/cuda_runtime.sh. */
-extern "C" TAGC_API int tagc_cuda_runtime(void);
-int tagc_cuda_runtime(void) {
-    return CUDART_VERSION;
-}
-#endif

@@ -79,8 +79,8 @@ static __global__ void __launch_bounds__(THREADS) clear_blocks(const blocks_row 
     *rows[i].nonfinite = 0;
 }
 
-/* A block per run. */
-static __global__ void __launch_bounds__(THREADS) encode_blocks(work_of<blocks_row> work) {
+/* A block per run. The bounds allow 64 registers: with fewer, as it likes for some devices, ptxas spills. */
+static __global__ void __launch_bounds__(THREADS, 4) encode_blocks(work_of<blocks_row> work) {
     TAGC_SHARED(run_shared, shared);
     run_shared *s = &shared;
     const blocks_row *row = row_at<&blocks_row::first_run>(&work, blockIdx.x);

@@ -44,9 +44,9 @@ template <typename Kernel> tagc_status load_kernel(Kernel *) {
 }
 #else
 inline tagc_status check_cuda(cudaError_t code, const char *what) {
-    if (code != cudaSuccess)
-        return tagc_fail(TAGC_ERR_DEVICE, "CUDA: %s: %s", what, cudaGetErrorString(code));
-    return TAGC_OK;
+    if (code == cudaSuccess) return TAGC_OK;
+    (void)cudaGetLastError(); /* it is told now, not again by the next launch */
+    return tagc_fail(TAGC_ERR_DEVICE, "CUDA: %s: %s", what, cudaGetErrorString(code));
 }
 inline tagc_status check_launches(void) {
     return check_cuda(cudaGetLastError(), "launches of a batch");

@@ -2,7 +2,7 @@
  * codec/residual.c, so that the bits are the same.
  *
  * No residual is in bf16 any more (check_row of batch.cu). Its branches stay here and in select.cuh, since without them ptxas of CUDA 13 spills
- * registers of settle_rows, encode_blocks and stream_rows on some devices.
+ * registers of emit_rows, encode_blocks and stream_rows on some devices.
  *
  * A warp takes TAGC_RESIDUAL_BLOCK values at a time, each lane four side by side (a quad). That is one block of int8 or four of int4, and
  * the four random bytes of a quad are one hash. */

@@ -71,6 +71,7 @@ struct chunk_state {
     uint32_t n_above, n_ties; /* items above the threshold, and equal to it */
     uint32_t n_ties_sent, begin;
     uint32_t codes[(N_WIDTHS + 1) / 2]; /* number of codes at each width, two per word */
+    unsigned ticket;                    /* of the blocks that write for it */
     unsigned long long offset;          /* bit offset of its codes in the body */
 };
 

@@ -331,13 +331,19 @@ struct chunk_of {
     size_t begin;      /* its first */
 };
 
-__device__ __forceinline__ chunk_of chunk_here(const work_of<topk_row> *work) {
+__device__ __forceinline__ chunk_of chunk_at(const topk_row *row, uint32_t index) {
     chunk_of c;
-    c.row = row_at<&topk_row::first_chunk>(work, blockIdx.x);
-    c.index = blockIdx.x - c.row->first_chunk;
-    c.begin = (size_t)c.index * c.row->chunk;
-    c.n = c.begin < c.row->n ? (uint32_t)smaller<size_t>(c.row->n - c.begin, c.row->chunk) : 0;
+    c.row = row;
+    c.index = index;
+    c.begin = (size_t)index * row->chunk;
+    c.n = c.begin < row->n ? (uint32_t)smaller<size_t>(row->n - c.begin, row->chunk) : 0;
     return c;
+}
+
+/* block: of those that work for chunks, one for each. */
+__device__ __forceinline__ chunk_of chunk_of_block(const work_of<topk_row> *work, uint32_t block) {
+    const topk_row *row = row_at<&topk_row::first_chunk>(work, block);
+    return chunk_at(row, block - row->first_chunk);
 }
 
 /* Calls visit(position in the chunk, value) for each candidate, in any order. visit must not contain a barrier. */
@@ -371,7 +377,7 @@ struct refine_shared {
 static __global__ void __launch_bounds__(THREADS) refine_rows(work_of<topk_row> work, unsigned turn) {
     TAGC_SHARED(refine_shared, shared);
     refine_shared *s = &shared;
-    const chunk_of c = chunk_here(&work);
+    const chunk_of c = chunk_of_block(&work, blockIdx.x);
     const state *p = c.row->progress;
     if (p->is_done) return;
     const uint32_t base = p->base, limit = p->limit, prefix = p->prefix;

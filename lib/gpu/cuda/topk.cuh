@@ -4,12 +4,12 @@
  *            elements
  *   gather   writes a bitmap per chunk, and indices and values in order, and counts the codes of each width; the row's last
  *            block chooses the best width, as the processor does, and writes the start of the body
- *   emit     writes codes of positions, and values with their scales; a residual in fp32 or bf16 gets the loss
- *   settle   puts losses into a residual of integers
+ *   emit     writes codes of positions, and values with their scales; the residual gets the loss
  *
  * In a residual of integers, a value that fits into the exponent of its block is one code more: candidates that were not sent get theirs
- * in `gather`. A block with a value that does not fit is a misfit, and `settle` makes it once more from the addends, as it makes all blocks
- * of a row that is dense. Either way the block is what the processor makes of all its values. */
+ * in `gather`, losses in `emit`, by the last of the blocks that write for their chunk. A block of the residual with a value that does not fit
+ * is a misfit, and is made once more from the addends, as are all blocks of a row that is dense. Either way it is what the processor makes of
+ * all its values. */
 #ifndef TAGC_GPU_CUDA_TOPK_CUH
 #define TAGC_GPU_CUDA_TOPK_CUH
 
@@ -62,7 +62,7 @@ __device__ __forceinline__ void share_out(const topk_row *row, count_shared *s) 
 static __global__ void __launch_bounds__(THREADS) count_rows(work_of<topk_row> work) {
     TAGC_SHARED(count_shared, shared);
     count_shared *s = &shared;
-    const chunk_of c = chunk_here(&work);
+    const chunk_of c = chunk_of_block(&work, blockIdx.x);
     state *p = c.row->progress;
     const uint32_t threshold = p->threshold;
     uint32_t n_above = 0, n_ties = 0;
@@ -79,6 +79,7 @@ static __global__ void __launch_bounds__(THREADS) count_rows(work_of<topk_row> w
     if (threadIdx.x == 0) {
         c.row->chunks[c.index].n_above = keeps_all(c.row) ? c.n : n_above;
         c.row->chunks[c.index].n_ties = n_ties;
+        c.row->chunks[c.index].ticket = 0;
         for (unsigned i = 0; i < (N_WIDTHS + 1) / 2; i++) c.row->chunks[c.index].codes[i] = 0;
     }
     if (is_last_block(&p->tickets[4], c.row->n_grid_chunks, &s->is_last)) share_out(c.row, s);
@@ -270,7 +271,7 @@ __device__ __forceinline__ void put_or_note(const chunk_of *c, uint32_t at, floa
 static __global__ void __launch_bounds__(THREADS) gather_rows(work_of<topk_row> work) {
     TAGC_SHARED(gather_shared, shared);
     gather_shared *s = &shared;
-    const chunk_of c = chunk_here(&work);
+    const chunk_of c = chunk_of_block(&work, blockIdx.x);
     const topk_row *row = c.row;
     if (row->progress->nonfinite) { /* the same in all blocks of the row */
         if (c.index == 0 && threadIdx.x == 0) {
@@ -319,8 +320,13 @@ constexpr unsigned WINDOW_WORDS = 2048;
 
 struct emit_shared {
     uint32_t sent[CHUNK_WORDS];
-    uint32_t window[WINDOW_WORDS]; /* bits of the body, before they are written */
+    union {
+        uint32_t window[WINDOW_WORDS];            /* bits of the body, before they are written */
+        float values[WARPS][TAGC_RESIDUAL_BLOCK]; /* of a block of the residual, made again */
+    };
     scan_shared<uint32_t> scan;
+    uint32_t misfits[MISFIT_WORDS];
+    unsigned is_last;
 };
 
 /* Sets bits [at, at + n_bits) of the stream to the lowest bits of value, but only inside the window that begins at `from`. */
@@ -380,16 +386,14 @@ __device__ __forceinline__ void write_codes(emit_shared *s, words w, int bits, u
     }
 }
 
-__device__ __forceinline__ void emit_positions(const work_of<topk_row> *work, emit_shared *s) {
-    const chunk_of c = chunk_here(work);
-    const topk_row *row = c.row;
-    const uint32_t n_words = (c.n + 31) / 32;
-    if (row->progress->nonfinite || c.n == 0) return;
+__device__ __forceinline__ void emit_positions(const chunk_of *c, emit_shared *s) {
+    const topk_row *row = c->row;
+    const uint32_t n_words = (c->n + 31) / 32;
     const int bits = row->progress->bits;
-    const uint32_t *bitmap = row->bitmap + c.begin / 32;
-    uint8_t *to = row->body + row->chunks[c.index].offset;
+    const uint32_t *bitmap = row->bitmap + c->begin / 32;
+    uint8_t *to = row->body + row->chunks[c->index].offset;
     if (bits == 0) {
-        for (uint32_t i = threadIdx.x; i < (c.n + 7) / 8; i += THREADS)
+        for (uint32_t i = threadIdx.x; i < (c->n + 7) / 8; i += THREADS)
             to[i] = (uint8_t)(bitmap[i / 4] >> i % 4 * 8);
         return;
     }
@@ -407,7 +411,7 @@ __host__ __device__ __forceinline__ uint32_t task_values(const value_format *f) 
 
 __device__ __forceinline__ void leave_error(const topk_row *row, uint32_t item, float error) {
     if (has_exponents(row->acc.residual_format))
-        row->values[item] = error; /* for `settle` */
+        row->values[item] = error; /* for settle_chunk */
     else
         put_plain(&row->acc, row->indices[item], error);
 }
@@ -415,7 +419,7 @@ __device__ __forceinline__ void leave_error(const topk_row *row, uint32_t item, 
 __device__ __forceinline__ void emit_values(const topk_row *row, uint32_t task) {
     const value_format *f = &row->format;
     const uint32_t n = row->progress->n_sent, each = task_values(f);
-    if (row->progress->nonfinite || (size_t)task * each >= n) return;
+    if ((size_t)task * each >= n) return;
     uint8_t *bytes = row->body + row->progress->n_index_bytes;
     const float *values = row->values;
     const uint32_t first = task * each;
@@ -446,25 +450,7 @@ __device__ __forceinline__ void emit_values(const topk_row *row, uint32_t task) 
                  [&](unsigned i, float, float error) { leave_error(row, at + i, error); });
 }
 
-/* A block per chunk, then one per task of values. */
-static __global__ void __launch_bounds__(THREADS)
-    emit_rows(work_of<topk_row> work, unsigned n_chunks, work_of<topk_row> tasks) {
-    TAGC_SHARED(emit_shared, shared);
-    if (blockIdx.x < n_chunks) {
-        emit_positions(&work, &shared);
-        return;
-    }
-    const uint32_t task = blockIdx.x - n_chunks;
-    const topk_row *row = row_at<&topk_row::first_value_task>(&tasks, task);
-    emit_values(row, task - row->first_value_task);
-}
-
-/* ---- settle ---- */
-
-struct settle_shared {
-    float values[WARPS][TAGC_RESIDUAL_BLOCK];
-    uint32_t misfits[MISFIT_WORDS];
-};
+/* ---- losses in a residual of integers ---- */
 
 /* The first of the items [first, end) whose index is `at` or more; end if there is none. */
 __device__ __forceinline__ uint32_t item_from(const uint32_t *indices, uint32_t first, uint32_t end,
@@ -499,25 +485,73 @@ __device__ __forceinline__ void make_again(const topk_row *row, size_t at, uint3
     __syncwarp();
 }
 
-/* A block per chunk. */
-static __global__ void __launch_bounds__(THREADS) settle_rows(work_of<topk_row> work) {
-    TAGC_SHARED(settle_shared, shared);
-    settle_shared *s = &shared;
-    const chunk_of c = chunk_here(&work);
-    const topk_row *row = c.row;
-    const state *p = row->progress;
-    if (!has_exponents(row->acc.residual_format) || p->nonfinite || c.n == 0) return;
-    const chunk_state *chunk = &row->chunks[c.index];
-    const uint32_t first = chunk->begin, end = first + chunk->n_above + chunk->n_ties_sent;
+/* One block. */
+__device__ __forceinline__ void settle_chunk(const chunk_of *c, uint32_t n_items, emit_shared *s) {
+    const topk_row *row = c->row;
+    const int is_dense = row->progress->is_dense;
+    const uint32_t first = row->chunks[c->index].begin, end = first + n_items;
     if (threadIdx.x < MISFIT_WORDS)
-        s->misfits[threadIdx.x] = p->is_dense ? ALL : row->misfits[c.index * MISFIT_WORDS + threadIdx.x];
+        s->misfits[threadIdx.x] = is_dense ? ALL : row->misfits[c->index * MISFIT_WORDS + threadIdx.x];
     __syncthreads();
-    for (uint32_t i = first + threadIdx.x; i < end && !p->is_dense; i += THREADS)
-        put_or_note(&c, row->indices[i] - (uint32_t)c.begin, row->values[i], s->misfits);
+    for (uint32_t i = first + threadIdx.x; i < end && !is_dense; i += THREADS)
+        put_or_note(c, row->indices[i] - (uint32_t)c->begin, row->values[i], s->misfits);
     __syncthreads();
-    for (uint32_t b = warp_of(); b * TAGC_RESIDUAL_BLOCK < c.n; b += WARPS)
+    for (uint32_t b = warp_of(); b * TAGC_RESIDUAL_BLOCK < c->n; b += WARPS)
         if (s->misfits[b / 32] >> b % 32 & 1)
-            make_again(row, c.begin + (size_t)b * TAGC_RESIDUAL_BLOCK, first, end, s->values[warp_of()]);
+            make_again(row, c->begin + (size_t)b * TAGC_RESIDUAL_BLOCK, first, end, s->values[warp_of()]);
+}
+
+/* Called by each block that writes for the chunk: its own, and those of tasks that have values of it. */
+__device__ __forceinline__ void settle_if_last(const chunk_of *c, emit_shared *s) {
+    chunk_state *chunk = &c->row->chunks[c->index];
+    const uint32_t first = chunk->begin, n_items = chunk->n_above + chunk->n_ties_sent;
+    const uint32_t each = task_values(&c->row->format);
+    const unsigned n_tasks = n_items ? (first + n_items - 1) / each - first / each + 1 : 0;
+    if (is_last_block(&chunk->ticket, 1 + n_tasks, &s->is_last)) settle_chunk(c, n_items, s);
+}
+
+/* The last chunk whose items begin at `item` or before. */
+__device__ __forceinline__ uint32_t chunk_of_item(const topk_row *row, uint32_t item) {
+    uint32_t low = 0, high = row->n_chunks; /* low begins at or before it, high does not */
+    while (high - low > 1) {
+        const uint32_t middle = low + (high - low) / 2;
+        if (row->chunks[middle].begin <= item)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Of the chunks that a task has values of. */
+__device__ __forceinline__ void settle_task(const topk_row *row, uint32_t task, emit_shared *s) {
+    const uint32_t n = row->progress->n_sent, each = task_values(&row->format);
+    if ((size_t)task * each >= n) return;
+    const uint32_t first = task * each, end = first + smaller(n - first, each);
+    for (uint32_t i = chunk_of_item(row, first); i < row->n_chunks && row->chunks[i].begin < end; i++) {
+        const chunk_of c = chunk_at(row, i);
+        if (row->chunks[i].n_above + row->chunks[i].n_ties_sent > 0) settle_if_last(&c, s);
+    }
+}
+
+/* A block per task of values, then one per chunk: these are the last that write for their chunks, as a rule, and there is one for each.
+ * The bounds allow 64 registers: with fewer, as it likes for some devices, ptxas spills. */
+static __global__ void __launch_bounds__(THREADS, 4)
+    emit_rows(work_of<topk_row> tasks, unsigned n_tasks, work_of<topk_row> chunks) {
+    TAGC_SHARED(emit_shared, shared);
+    emit_shared *s = &shared;
+    if (blockIdx.x < n_tasks) {
+        const topk_row *row = row_at<&topk_row::first_value_task>(&tasks, blockIdx.x);
+        const uint32_t task = blockIdx.x - row->first_value_task;
+        if (row->progress->nonfinite) return;
+        emit_values(row, task);
+        if (has_exponents(row->acc.residual_format)) settle_task(row, task, s);
+        return;
+    }
+    const chunk_of c = chunk_of_block(&chunks, blockIdx.x - n_tasks);
+    if (c.row->progress->nonfinite || c.n == 0) return;
+    emit_positions(&c, s);
+    if (has_exponents(c.row->acc.residual_format)) settle_if_last(&c, s);
 }
 
 } // namespace tagc_cuda

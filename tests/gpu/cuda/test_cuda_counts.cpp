@@ -225,8 +225,7 @@ int main() {
                 {"refine_rows", 0.95, 4.3, 0.005},
                 {"count_rows", 0.4, 1.9, 0.005},
                 {"gather_rows", 1.3, 10, 0.03},
-                {"emit_rows", 0.68, 3.4, 0.015},
-                {"settle_rows", 0.73, 1.5, 0.005}},
+                {"emit_rows", 1.41, 4.9, 0.015}},
                decode,
                9,
                5.1});
