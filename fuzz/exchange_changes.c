@@ -15,11 +15,11 @@ static void require(int holds) {
 static void decode(int width, const uint8_t *message, size_t n_bytes, size_t n) {
     uint8_t *copy = malloc(n_bytes ? n_bytes : 1),
             *values = malloc(n * (size_t)width); /* exact, for a sanitizer */
-    int is_whole = 0;
+    tagc_changes_form form;
     require(copy && values);
     memcpy(copy, message, n_bytes);
     memset(values, 0xa5, n * (size_t)width);
-    tagc_status checked = tagc_changes_check(width, copy, n_bytes, n, &is_whole);
+    tagc_status checked = tagc_changes_check(width, copy, n_bytes, n, &form);
     tagc_status applied = tagc_changes_apply(width, copy, n_bytes, values, n);
     require(applied == checked ||
             (checked == TAGC_OK && applied == TAGC_ERR_MISMATCH)); /* of another array */

@@ -44,8 +44,8 @@ cmake -S . -B "$build" $(command -v ninja >/dev/null && echo -G Ninja) -DTAGC_SY
 
 # The tests that compute and end soon under qemu, where they take some fifteen times as long: test_exchange_reducer_direct
 # alone would need over a minute. gcc 12 for aarch64 fails on test_exchange_stress with an internal error.
-tests=(core_cpu core_memory core_pool core_xxh3 codec_bitmap codec_code codec_delta codec_gaps codec_select codec_values paper_nibble paper_pack paper_sketch
-       exchange_cpu exchange_direct_arrays exchange_gatherer_delta paper_reducer_sketch exchange_wire)
+tests=(core_cpu core_memory core_pool core_xxh3 codec_bitmap codec_changes codec_code codec_delta codec_gaps codec_select codec_values paper_nibble paper_pack paper_sketch
+       exchange_changes exchange_cpu exchange_direct_arrays exchange_gatherer_delta paper_reducer_sketch exchange_wire)
 cmake --build "$build" -j"$jobs" --target tagc_shared "${tests[@]/#/test_}"
 [ "${1:-}" != build ] || exit 0
 # Kernels have nothing of aarch64 in them, but the harness that executes them has: how it switches fibres.

@@ -28,5 +28,6 @@ fi
 exec 9>&-
 export HF_HUB_OFFLINE=1
 unset TAGC_TEST_ORIGIN # the process that others' tests are forks of has another environment
-[ $# -gt 0 ] || set -- "$root"/tests/python/run.py -q -p no:cacheprovider "$root"/tests/python/integrations/test_trl.py "$root"/tests/python/test_run_loops.py
+[ $# -gt 0 ] || set -- "$root"/tests/python/run.py -q -p no:cacheprovider "$root"/tests/python/integrations/test_trl.py "$root"/tests/python/weights/test_weight_trl.py \
+    "$root"/tests/python/test_run_loops.py
 exec "$environment/bin/python" "$@"

@@ -1,6 +1,6 @@
 /* From text to batches: token files, the corpus builder, and the loader for training.
  *
- *   text files --tagc_data_build--> train.bin, val.bin --tagc_tokens_open--> tokens --tagc_loader--> (B, T)
+ *   text files --tagc_data_build--> train.bin, val.bin --tagc_data_open--> tokens --tagc_loader--> (B, T)
  *
  * The builder makes a token of each byte. Files of other tokens come from `python -m tagc data`, nanoGPT or llm.c.
  *

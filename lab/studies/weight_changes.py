@@ -111,7 +111,7 @@ def of_arrays(n, shares):
             2 * torch.randint(2, (n,), generator=random, dtype=torch.int16) - 1
         )
         after = (words(before) + moves).view(torch.bfloat16)
-        message, k = frame.encode(before, after)
+        message, k = frame.encode(before, after, by_magnitude=True)
         places = entropy_of_places(k / n)
         print(f"| {share:.1%} | {8 * len(message) / k:.1f} | {places:.1f} |")
 
@@ -151,13 +151,14 @@ def of_a_model(rows):
     """Prints what one step changes, and what its values take."""
     print(
         "\n| dtype | rate | weights that change | entropy of places | entropy of differences | "
-        "zstd of differences | zstd of new values | all, in libtagc |\n"
-        "|---|---:|---:|---:|---:|---:|---:|---:|"
+        "zstd of differences | zstd of new values | all, by place | all, by magnitude |\n"
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|"
     )
     for dtype in (torch.bfloat16, torch.float32):
         for rate, *both in rows:
             before, after = (values.to(dtype) for values in both)
-            message, k = frame.encode(before, after)
+            message, k = frame.encode(before, after, by_magnitude=True)
+            by_place = frame.encode(before, after)[0]
             found, n = differences(before, after), len(before)
             assert len(found) == k and n <= N_SEGMENT, (len(found), k, n)
             integers = torch.where(found > 0, 2 * found - 1, -2 * found - 2).to(words(before).dtype)
@@ -166,7 +167,7 @@ def of_a_model(rows):
                 str(dtype).removeprefix("torch."), f"{rate:.0e}", f"{k / n:.1%}",
                 f"{entropy_of_places(k / n):.1f}", f"{entropy(found):.1f}",
                 column(zstd_bytes(planes(integers)), k), column(zstd_bytes(planes(new)), k),
-                column(len(message), k),
+                column(len(by_place), k), column(len(message), k),
             ]  # fmt: skip
             print("| " + " | ".join(cells) + " |")
 

@@ -63,11 +63,12 @@ def by_a_step(before, share, random):
 
 
 class Tagc:
-    name = "tagc"
+    def __init__(self, by_magnitude):
+        self.by_magnitude, self.name = by_magnitude, "tagc, by magnitude" if by_magnitude else "tagc"
 
     def encode(self, before, after):
         return [
-            frame.piece_of(0, Box((at,), (len(b),)), 0, frame.encode(a, b)[0])
+            frame.piece_of(0, Box((at,), (len(b),)), 0, frame.encode(a, b, self.by_magnitude)[0])
             for at, a, b in pieces(before, after)
         ]
 
@@ -219,7 +220,7 @@ def main():
     for case, (before, after) in cases.items():
         k = int((words(before) != words(after)).sum())
         with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
-            codes = [Tagc(), Store(folder, before), Indices()]
+            codes = [Tagc(False), Tagc(True), Store(folder, before), Indices()]
             if library is not None:
                 codes += [Zstd(library), Zstd(library, Indices())]
             for name, (encodes, applies, sizes) in measure(codes, before, after, args.rounds).items():

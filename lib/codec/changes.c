@@ -157,13 +157,15 @@ static void write_row(const segment *s, int c, uint8_t *row) {
 
 /* The bits say what changed, and s->n_items how much. */
 static size_t encode_segment(const tagc_changes_kernels *kernels, size_t width, const uint8_t *before,
-                             const uint8_t *after, segment *s, const room *r, uint8_t *to) {
+                             const uint8_t *after, int by_magnitude, segment *s, const room *r, uint8_t *to) {
     size_t n_rows, n_streams = 0, at = 0;
     if (s->n_items == 0) {
         write_header(0, CHANGES, 0, to);
         return HEADER;
     }
-    tagc_classes_choose(width, before, r->bits, s->n, 8 * ROW, &s->classes, s->of);
+    s->classes.n = 1;
+    s->of[0].n = s->n_items;
+    if (by_magnitude) tagc_classes_choose(width, before, r->bits, s->n, 8 * ROW, &s->classes, s->of);
     share_out(s, r);
     tagc_classes_split(kernels->classes, width, &s->classes, before, r->bits, s->n, s->of);
     for (int c = 0; c < s->classes.n; at += s->of[c++].n) {
@@ -188,8 +190,8 @@ static size_t encode_segment(const tagc_changes_kernels *kernels, size_t width, 
 }
 
 size_t tagc_changes_body_encode(const tagc_changes_kernels *kernels, size_t width, const void *before,
-                                const void *after, size_t n, uint8_t *body, void *scratch, size_t most_items,
-                                uint64_t *n_changes) {
+                                const void *after, size_t n, int by_magnitude, uint8_t *body, void *scratch,
+                                size_t most_items, uint64_t *n_changes) {
     room r;
     tagc_arena arena = {.base = scratch};
     size_t n_bytes = 0;
@@ -206,7 +208,7 @@ size_t tagc_changes_body_encode(const tagc_changes_kernels *kernels, size_t widt
         tagc_differ(kernels->differ, width, a, b, s.n, r.bits);
         s.n_items = tagc_bitmap_count(r.bits, s.n);
         if (s.n_items > most_items) return SIZE_MAX;
-        n_bytes += encode_segment(kernels, width, a, b, &s, &r, body + n_bytes);
+        n_bytes += encode_segment(kernels, width, a, b, by_magnitude, &s, &r, body + n_bytes);
         *n_changes += s.n_items;
     }
     return n_bytes;
@@ -260,16 +262,17 @@ static size_t valid_segment(size_t width, const uint8_t *from, size_t n_bytes, s
 }
 
 int tagc_changes_body_valid(size_t width, const uint8_t *body, size_t n_bytes, size_t n, size_t *most_items,
-                            int *is_whole) {
+                            tagc_changes_form *form) {
     segment s;
     *most_items = 0;
-    *is_whole = 1;
+    *form = TAGC_CHANGES_WHOLE;
     for (size_t at = 0; at < n; at += SEGMENT) {
         size_t here = valid_segment(width, body, n_bytes, segment_elems(n, at), &s);
         if (here == 0) return 0;
         body += here;
         n_bytes -= here;
-        *is_whole &= s.form == WHOLE;
+        if (s.form == CHANGES && *form != TAGC_CHANGES_BY_MAGNITUDE)
+            *form = s.classes.n > 1 ? TAGC_CHANGES_BY_MAGNITUDE : TAGC_CHANGES_BY_PLACE;
         if (s.form == CHANGES && s.n_items > *most_items) *most_items = s.n_items;
     }
     return n_bytes == 0;

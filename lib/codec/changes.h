@@ -15,13 +15,14 @@
  *              then of each class a stream of pairs (integers.h): the gap to the item, and 2 d - 1 if its difference d is positive, else
  *              -2 d - 2
  *
- * The sender chooses what takes the fewest bytes. A segment without changes has n_items 0 and form 1. */
+ * The sender chooses what takes the fewest bytes, and one class if receivers lack elements: places are then those in the segment. A segment without changes has n_items 0 and form 1. */
 #ifndef TAGC_CODEC_CHANGES_H
 #define TAGC_CODEC_CHANGES_H
 
 #include "codec/classes.h"
 #include "codec/differ.h"
 #include "core/status.h"
+#include "tagc/changes.h"
 
 #define TAGC_CHANGES_SEGMENT ((size_t)1 << 20) /* elements */
 
@@ -38,15 +39,15 @@ size_t tagc_changes_scratch_bytes(size_t n, size_t most_items);
 
 /* Writes at most tagc_changes_body_max_bytes; returns how many, or SIZE_MAX if a segment has more than most_items items. before: NULL or (n).
  * scratch: tagc_changes_scratch_bytes, TAGC_ALIGNMENT-aligned, and not used if before is NULL. *n_changes: elements that differ, n if
- * before is NULL. */
+ * before is NULL. by_magnitude: with several classes, where that takes fewer bytes. */
 size_t tagc_changes_body_encode(const tagc_changes_kernels *kernels, size_t width, const void *before,
-                                const void *after, size_t n, uint8_t *body, void *scratch, size_t most_items,
-                                uint64_t *n_changes);
+                                const void *after, size_t n, int by_magnitude, uint8_t *body, void *scratch,
+                                size_t most_items, uint64_t *n_changes);
 
-/* Accepts any bytes. Returns 1 if decode would take them and would read n_bytes. *most_items: in a segment; *is_whole: all segments are of
- * form 0. */
+/* Accepts any bytes. Returns 1 if decode would take them and would read n_bytes. *most_items: in a segment; *form: whole if all segments
+ * are of form 0, by magnitude if one has several classes. */
 int tagc_changes_body_valid(size_t width, const uint8_t *body, size_t n_bytes, size_t n, size_t *most_items,
-                            int *is_whole);
+                            tagc_changes_form *form);
 /* body must be valid; scratch as above. Returns 0 if values have fewer elements of some class than the sender's had: they are not what it
  * made the body from, and are undefined then. */
 int tagc_changes_body_decode(const tagc_changes_kernels *kernels, size_t width, const uint8_t *body,

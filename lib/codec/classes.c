@@ -7,6 +7,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include "codec/neon_masks.h"
 #endif
 
 enum { GRADES = 256, BLOCK = 32 /* words whose masks are made at once */, SAMPLED = 256 /* words */ };
@@ -42,15 +44,18 @@ INLINE void scalar_masks(size_t width, const uint8_t *values, size_t n_words, co
         }
 }
 
-static void scalar_at_least(size_t width, const uint8_t *values, size_t n_words, const tagc_classes *classes,
-                            uint64_t *masks) {
-    if (width == 1)
-        scalar_masks(1, values, n_words, classes, masks);
-    else if (width == 2)
-        scalar_masks(2, values, n_words, classes, masks);
-    else
-        scalar_masks(4, values, n_words, classes, masks);
-}
+#define AT_LEAST(level, features)                                                                            \
+    features static void level##_at_least(size_t width, const uint8_t *values, size_t n_words,               \
+                                          const tagc_classes *classes, uint64_t *masks) {                    \
+        if (width == 1)                                                                                      \
+            level##_masks(1, values, n_words, classes, masks);                                               \
+        else if (width == 2)                                                                                 \
+            level##_masks(2, values, n_words, classes, masks);                                               \
+        else                                                                                                 \
+            level##_masks(4, values, n_words, classes, masks);                                               \
+    }
+
+AT_LEAST(scalar, )
 
 static const tagc_classes_kernels scalar_kernels = {"scalar", scalar_at_least};
 
@@ -128,22 +133,42 @@ AVX512 void avx512_masks(size_t width, const uint8_t *values, size_t n_words, co
     }
 }
 
-#define AT_LEAST(level, features)                                                                            \
-    __attribute__((target(features))) static void level##_at_least(                                          \
-        size_t width, const uint8_t *values, size_t n_words, const tagc_classes *classes, uint64_t *masks) { \
-        if (width == 1)                                                                                      \
-            level##_masks(1, values, n_words, classes, masks);                                               \
-        else if (width == 2)                                                                                 \
-            level##_masks(2, values, n_words, classes, masks);                                               \
-        else                                                                                                 \
-            level##_masks(4, values, n_words, classes, masks);                                               \
-    }
-
-AT_LEAST(avx2, "avx2,popcnt,bmi,bmi2")
-AT_LEAST(avx512, "avx512f,avx512bw")
+AT_LEAST(avx2, __attribute__((target("avx2,popcnt,bmi,bmi2"))))
+AT_LEAST(avx512, __attribute__((target("avx512f,avx512bw"))))
 
 static const tagc_classes_kernels avx2_kernels = {"avx2", avx2_at_least};
 static const tagc_classes_kernels avx512_kernels = {"avx512", avx512_at_least};
+#elif defined(__aarch64__)
+/* Bytes that are all ones where 16 magnitudes are at least `least`. */
+NEON uint8x16_t neon_at_least16(size_t width, const uint8_t *from, uint32_t least) {
+    if (width == 1) return vcgeq_u8(vandq_u8(vld1q_u8(from), vdupq_n_u8(0x7f)), vdupq_n_u8((uint8_t)least));
+    uint32x4_t above[4];
+    for (size_t i = 0; i < width; i++) {
+        uint8x16_t values = vld1q_u8(from + 16 * i);
+        uint16x8_t of2 = vandq_u16(vreinterpretq_u16_u8(values), vdupq_n_u16(0x7fff));
+        uint32x4_t of4 = vandq_u32(vreinterpretq_u32_u8(values), vdupq_n_u32(0x7fffffff));
+        above[i] = width == 2 ? vreinterpretq_u32_u16(vcgeq_u16(of2, vdupq_n_u16((uint16_t)least)))
+                              : vcgeq_u32(of4, vdupq_n_u32(least));
+    }
+    return width == 2 ? neon_narrow16(vreinterpretq_u16_u32(above[0]), vreinterpretq_u16_u32(above[1]))
+                      : neon_narrow32(above);
+}
+
+NEON void neon_masks(size_t width, const uint8_t *values, size_t n_words, const tagc_classes *classes,
+                     uint64_t *masks) {
+    int n = classes->n - 1;
+    for (size_t w = 0; w < n_words; w++, values += 64 * width, masks += n)
+        for (int c = 0; c < n; c++) {
+            uint32_t least = least_of(width, classes, c + 1);
+            uint8x16_t bytes[4];
+            for (size_t i = 0; i < 4; i++) bytes[i] = neon_at_least16(width, values + 16 * width * i, least);
+            masks[c] = neon_word_of(bytes);
+        }
+}
+
+AT_LEAST(neon, )
+
+static const tagc_classes_kernels neon_kernels = {"neon", neon_at_least};
 #endif
 
 const tagc_classes_kernels *const *tagc_classes_kernels_all(void) {
@@ -151,6 +176,8 @@ const tagc_classes_kernels *const *tagc_classes_kernels_all(void) {
 #if defined(__x86_64__)
         &avx512_kernels,
         &avx2_kernels,
+#elif defined(__aarch64__)
+        &neon_kernels,
 #endif
         &scalar_kernels,
         NULL
@@ -158,6 +185,8 @@ const tagc_classes_kernels *const *tagc_classes_kernels_all(void) {
     size_t n_lacking = 0;
 #if defined(__x86_64__)
     n_lacking = tagc_cpu_has(TAGC_CPU_AVX512) ? 0 : tagc_cpu_has(TAGC_CPU_AVX2) ? 1 : 2;
+#elif defined(__aarch64__)
+    n_lacking = tagc_cpu_has(TAGC_CPU_NEON) ? 0 : 1;
 #endif
     return all + n_lacking;
 }

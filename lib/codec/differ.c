@@ -7,6 +7,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include "codec/neon_masks.h"
 #endif
 
 /* Most words of weights are equal after a step, so that they are compared as a whole first. */
@@ -90,6 +92,42 @@ AVX512 static void avx512_differ(size_t width, const uint8_t *a, const uint8_t *
 
 static const tagc_differ_kernels avx2_kernels = {"avx2", avx2_differ};
 static const tagc_differ_kernels avx512_kernels = {"avx512", avx512_differ};
+
+#elif defined(__aarch64__)
+/* Bytes that are all ones where 16 elements differ. */
+NEON uint8x16_t neon_differ16(size_t width, const uint8_t *a, const uint8_t *b) {
+    if (width == 1) return vmvnq_u8(vceqq_u8(vld1q_u8(a), vld1q_u8(b)));
+    uint32x4_t same[4];
+    for (size_t i = 0; i < width; i++) {
+        uint8x16_t left = vld1q_u8(a + 16 * i), right = vld1q_u8(b + 16 * i);
+        same[i] =
+            width == 2
+                ? vreinterpretq_u32_u16(vceqq_u16(vreinterpretq_u16_u8(left), vreinterpretq_u16_u8(right)))
+                : vceqq_u32(vreinterpretq_u32_u8(left), vreinterpretq_u32_u8(right));
+    }
+    return vmvnq_u8(width == 2 ? neon_narrow16(vreinterpretq_u16_u32(same[0]), vreinterpretq_u16_u32(same[1]))
+                               : neon_narrow32(same));
+}
+
+NEON void neon_differ_as(size_t width, const uint8_t *a, const uint8_t *b, size_t n_words, uint8_t *bits) {
+    for (size_t w = 0; w < n_words; w++, a += 64 * width, b += 64 * width) {
+        uint8x16_t bytes[4];
+        for (size_t i = 0; i < 4; i++)
+            bytes[i] = neon_differ16(width, a + 16 * width * i, b + 16 * width * i);
+        tagc_store_word(bits + 8 * w, neon_word_of(bytes));
+    }
+}
+
+static void neon_differ(size_t width, const uint8_t *a, const uint8_t *b, size_t n_words, uint8_t *bits) {
+    if (width == 1)
+        neon_differ_as(1, a, b, n_words, bits);
+    else if (width == 2)
+        neon_differ_as(2, a, b, n_words, bits);
+    else
+        neon_differ_as(4, a, b, n_words, bits);
+}
+
+static const tagc_differ_kernels neon_kernels = {"neon", neon_differ};
 #endif
 
 const tagc_differ_kernels *const *tagc_differ_kernels_all(void) {
@@ -97,6 +135,8 @@ const tagc_differ_kernels *const *tagc_differ_kernels_all(void) {
 #if defined(__x86_64__)
         &avx512_kernels,
         &avx2_kernels,
+#elif defined(__aarch64__)
+        &neon_kernels,
 #endif
         &scalar_kernels,
         NULL
@@ -104,6 +144,8 @@ const tagc_differ_kernels *const *tagc_differ_kernels_all(void) {
     size_t n_lacking = 0;
 #if defined(__x86_64__)
     n_lacking = tagc_cpu_has(TAGC_CPU_AVX512) ? 0 : tagc_cpu_has(TAGC_CPU_AVX2) ? 1 : 2;
+#elif defined(__aarch64__)
+    n_lacking = tagc_cpu_has(TAGC_CPU_NEON) ? 0 : 1;
 #endif
     return all + n_lacking;
 }

@@ -46,25 +46,28 @@ static tagc_status check_room(int element_bytes, const void *after, uint64_t n_e
 
 /* *n_body becomes SIZE_MAX if a segment has more than most_items changes. */
 static tagc_status encode_body(int element_bytes, const void *before, const void *after, uint64_t n_elems,
-                               size_t most_items, uint8_t *body, size_t *n_body, uint64_t *n_changes) {
+                               int by_magnitude, size_t most_items, uint8_t *body, size_t *n_body,
+                               uint64_t *n_changes) {
     void *scratch;
     tagc_changes_kernels kernels = tagc_changes_best();
     size_t n_scratch = before ? tagc_changes_scratch_bytes((size_t)n_elems, most_items) : 0;
     TAGC_TRY(tagc_heap_create(NULL, n_scratch, "what encoding needs", &scratch));
-    *n_body = tagc_changes_body_encode(&kernels, (size_t)element_bytes, before, after, (size_t)n_elems, body,
-                                       scratch, most_items, n_changes);
+    *n_body = tagc_changes_body_encode(&kernels, (size_t)element_bytes, before, after, (size_t)n_elems,
+                                       by_magnitude, body, scratch, most_items, n_changes);
     tagc_heap_destroy(NULL, scratch, n_scratch);
     return TAGC_OK;
 }
 
 tagc_status tagc_changes_encode(int element_bytes, const void *before, const void *after, uint64_t n_elems,
-                                void *message, uint64_t max_bytes, uint64_t *n_bytes, uint64_t *n_changes) {
+                                int by_magnitude, void *message, uint64_t max_bytes, uint64_t *n_bytes,
+                                uint64_t *n_changes) {
     uint64_t n_changed;
     size_t n_body = SIZE_MAX, most = n_elems < TAGC_CHANGES_SEGMENT ? (size_t)n_elems : TAGC_CHANGES_SEGMENT;
     TAGC_TRY(check_room(element_bytes, after, n_elems, message, max_bytes, n_bytes));
     uint8_t *body = (uint8_t *)message + TAGC_WIRE_HEADER_BYTES;
     for (size_t few = FEW; n_body == SIZE_MAX; few /= 4)
-        TAGC_TRY(encode_body(element_bytes, before, after, n_elems, most / few, body, &n_body, &n_changed));
+        TAGC_TRY(encode_body(element_bytes, before, after, n_elems, by_magnitude, most / few, body, &n_body,
+                             &n_changed));
     tagc_wire_header header = {.kind = TAGC_WIRE_CHANGES,
                                .coding = before != NULL,
                                .k = (uint32_t)element_bytes,
@@ -92,28 +95,28 @@ static tagc_status check_header(const tagc_wire_header *header, int element_byte
 
 /* *most_items: in a segment. */
 static tagc_status check_message(int element_bytes, const void *message, uint64_t n_bytes, uint64_t n_elems,
-                                 size_t *most_items, int *is_whole) {
+                                 size_t *most_items, tagc_changes_form *form) {
     tagc_wire_header header;
-    int all_whole;
     TAGC_TRY(check_size(element_bytes, n_elems));
     if (!message) return tagc_fail(TAGC_ERR_ARGUMENT, "message is NULL");
     TAGC_TRY(tagc_wire_read(message, n_bytes, &header));
     TAGC_TRY(check_header(&header, element_bytes, n_elems));
     const uint8_t *body = (const uint8_t *)message + TAGC_WIRE_HEADER_BYTES;
     if (!tagc_changes_body_valid((size_t)element_bytes, body, (size_t)header.body_bytes, (size_t)n_elems,
-                                 most_items, &all_whole) ||
-        (header.coding == 0 && !all_whole))
+                                 most_items, form) ||
+        (header.coding == 0 && *form != TAGC_CHANGES_WHOLE))
         return tagc_fail(TAGC_ERR_CORRUPT, "the message's positions or values are damaged");
-    *is_whole = header.coding == 0;
+    /* changes of every element are no whole array: the sender had one before */
+    if (header.coding != 0 && *form == TAGC_CHANGES_WHOLE) *form = TAGC_CHANGES_BY_PLACE;
     return TAGC_OK;
 }
 
 tagc_status tagc_changes_check(int element_bytes, const void *message, uint64_t n_bytes, uint64_t n_elems,
-                               int *is_whole) {
+                               tagc_changes_form *form) {
     size_t most_items;
-    int all_whole = 0;
-    TAGC_TRY(check_message(element_bytes, message, n_bytes, n_elems, &most_items, &all_whole));
-    if (is_whole) *is_whole = all_whole;
+    tagc_changes_form found;
+    TAGC_TRY(check_message(element_bytes, message, n_bytes, n_elems, &most_items, &found));
+    if (form) *form = found;
     return TAGC_OK;
 }
 
@@ -121,9 +124,9 @@ tagc_status tagc_changes_apply(int element_bytes, const void *message, uint64_t 
                                uint64_t n_elems) {
     void *scratch;
     size_t most_items;
-    int is_whole;
+    tagc_changes_form form;
     if (!values && n_elems > 0) return tagc_fail(TAGC_ERR_ARGUMENT, "values is NULL");
-    TAGC_TRY(check_message(element_bytes, message, n_bytes, n_elems, &most_items, &is_whole));
+    TAGC_TRY(check_message(element_bytes, message, n_bytes, n_elems, &most_items, &form));
     tagc_changes_kernels kernels = tagc_changes_best();
     size_t n_scratch = tagc_changes_scratch_bytes(0, most_items);
     TAGC_TRY(tagc_heap_create(NULL, n_scratch, "what decoding needs", &scratch));

@@ -427,7 +427,8 @@ FUNCTIONS: dict[str, dict[str, tuple[list[Any], Any]]] = {
     "changes.h": {
         "tagc_changes_max_bytes": ([c_int, c_uint64, POINTER(c_uint64)], c_int),
         "tagc_changes_encode": ([
-            c_int, c_void_p, c_void_p, c_uint64, c_void_p, c_uint64, POINTER(c_uint64), POINTER(c_uint64),
+            c_int, c_void_p, c_void_p, c_uint64, c_int, c_void_p, c_uint64, POINTER(c_uint64),
+            POINTER(c_uint64),
         ], c_int),
         "tagc_changes_check": ([c_int, c_void_p, c_uint64, c_uint64, POINTER(c_int)], c_int),
         "tagc_changes_apply": ([c_int, c_void_p, c_uint64, c_void_p, c_uint64], c_int),

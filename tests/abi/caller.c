@@ -130,14 +130,15 @@ static void encode_changes(void) {
     static float before[SHARD], after[SHARD], back[SHARD];
     static unsigned char message[64 + 8 + sizeof after];
     uint64_t n_bytes = 0, n_changes = 0;
-    int is_whole = 1;
+    tagc_changes_form form = TAGC_CHANGES_WHOLE;
     memcpy(after, before, sizeof after);
     after[3] = 1;
     REQUIRE(tagc_changes_max_bytes(4, SHARD, &n_bytes) == TAGC_OK && n_bytes == sizeof message);
-    REQUIRE(tagc_changes_encode(4, before, after, SHARD, message, sizeof message, &n_bytes, &n_changes) ==
+    REQUIRE(tagc_changes_encode(4, before, after, SHARD, 0, message, sizeof message, &n_bytes, &n_changes) ==
             TAGC_OK);
     REQUIRE(n_changes == 1 && n_bytes < sizeof message);
-    REQUIRE(tagc_changes_check(4, message, n_bytes, SHARD, &is_whole) == TAGC_OK && !is_whole);
+    REQUIRE(tagc_changes_check(4, message, n_bytes, SHARD, &form) == TAGC_OK &&
+            form == TAGC_CHANGES_BY_PLACE);
     REQUIRE(tagc_changes_apply(4, message, n_bytes, back, SHARD) == TAGC_OK);
     REQUIRE(memcmp(after, back, sizeof back) == 0);
 }

@@ -218,10 +218,10 @@ static size_t make_body(size_t width, size_t n, uint8_t *before, uint8_t *after,
         after[i * width] ^= (uint8_t)(1 + random_below(random_below(2) ? 2 : 200));
     assert_int_equal(tagc_memory_create(tagc_changes_scratch_bytes(n, n), "scratch", &scratch), TAGC_OK);
     size_t n_bytes =
-        tagc_changes_body_encode(&kernels, width, before, after, n, body, scratch, n, &n_changes);
+        tagc_changes_body_encode(&kernels, width, before, after, n, 1, body, scratch, n, &n_changes);
     if (n_changes > 0) /* with room for one item less */
-        assert_int_equal(tagc_changes_body_encode(&kernels, width, before, after, n, body + n_bytes, scratch,
-                                                  n_changes - 1, &n_changes),
+        assert_int_equal(tagc_changes_body_encode(&kernels, width, before, after, n, 1, body + n_bytes,
+                                                  scratch, n_changes - 1, &n_changes),
                          SIZE_MAX);
     tagc_memory_destroy(scratch);
     return n_bytes;
@@ -248,7 +248,8 @@ TEST(test_hostile) {
                 (uint8_t)(1u << random_below(8));
         memcpy(values, before, n * width);
         size_t most_items;
-        int is_whole, is_valid = tagc_changes_body_valid(width, body, n_given, n, &most_items, &is_whole);
+        tagc_changes_form form;
+        int is_valid = tagc_changes_body_valid(width, body, n_given, n, &most_items, &form);
         int is_sound = n_given == n_bytes && memcmp(body, sound, n_bytes) == 0;
         assert_true(is_valid || !is_sound);
         is_valid ? n_taken++ : n_refused++;

@@ -153,20 +153,22 @@ static uint64_t n_different(const uint8_t *a, const uint8_t *b, size_t width, si
     return n_found;
 }
 
-static void check_round_trip(const uint8_t *before, const uint8_t *after, size_t width, size_t n, int whole) {
+static void check_form(const uint8_t *before, const uint8_t *after, size_t width, size_t n, int whole,
+                       int by_magnitude) {
     uint64_t most = 0, n_bytes = 0, n_changes = 0;
-    int is_whole = -1;
+    tagc_changes_form form;
     assert_int_equal(tagc_changes_max_bytes((int)width, n, &most), TAGC_OK);
     uint8_t *message = room(most + 1), *values = room(n * width), *oracles = room(n * width);
-    assert_int_equal(tagc_changes_encode((int)width, whole ? NULL : before, after, n, message + 1, most,
-                                         &n_bytes, &n_changes),
+    assert_int_equal(tagc_changes_encode((int)width, whole ? NULL : before, after, n, by_magnitude,
+                                         message + 1, most, &n_bytes, &n_changes),
                      TAGC_OK);
     assert_true(n_bytes <= most);
     assert_int_equal(n_changes, whole ? n : n_different(before, after, width, n));
     uint8_t *exact = room(n_bytes);
     memcpy(exact, message + 1, n_bytes);
-    assert_int_equal(tagc_changes_check((int)width, exact, n_bytes, n, &is_whole), TAGC_OK);
-    assert_int_equal(is_whole, whole);
+    assert_int_equal(tagc_changes_check((int)width, exact, n_bytes, n, &form), TAGC_OK);
+    assert_int_equal(form == TAGC_CHANGES_WHOLE, whole);
+    assert_true(by_magnitude || form != TAGC_CHANGES_BY_MAGNITUDE);
     memcpy(values, before, n * width), memcpy(oracles, before, n * width);
     if (whole) memset(values, 0x5a, n * width), memset(oracles, 0xa5, n * width);
     assert_int_equal(tagc_changes_apply((int)width, exact, n_bytes, values, n), TAGC_OK);
@@ -174,6 +176,11 @@ static void check_round_trip(const uint8_t *before, const uint8_t *after, size_t
     oracle(exact, n_bytes, width, n, oracles);
     assert_memory_equal(oracles, after, n * width);
     free(message), free(values), free(oracles), free(exact);
+}
+
+static void check_round_trip(const uint8_t *before, const uint8_t *after, size_t width, size_t n, int whole) {
+    check_form(before, after, width, n, whole, 0);
+    check_form(before, after, width, n, whole, 1);
 }
 
 TEST(test_exact) {
@@ -222,11 +229,13 @@ static double entropy_of(double p) { /* of a place, for each change */
     return p > 0 && p < 1 ? -(p * log2(p) + (1 - p) * log2(1 - p)) / p : 0;
 }
 
-static double bits_per_change(const uint16_t *before, const uint16_t *after, size_t n, double *n_changed) {
+static double bits_per_change(const uint16_t *before, const uint16_t *after, size_t n, int by_magnitude,
+                              double *n_changed) {
     uint64_t n_bytes, n_changes, most;
     assert_int_equal(tagc_changes_max_bytes(2, n, &most), TAGC_OK);
     uint8_t *message = room(most);
-    assert_int_equal(tagc_changes_encode(2, before, after, n, message, most, &n_bytes, &n_changes), TAGC_OK);
+    assert_int_equal(
+        tagc_changes_encode(2, before, after, n, by_magnitude, message, most, &n_bytes, &n_changes), TAGC_OK);
     free(message);
     *n_changed = (double)n_changes;
     return 8 * (double)n_bytes / (double)n_changes;
@@ -245,36 +254,64 @@ TEST(test_size) {
             before[i] = (uint16_t)(0x3c00 + below(256));
             after[i] = (uint16_t)(before[i] + (uniform() < p ? (below(2) ? 1 : -1) : 0));
         }
-        double bits = bits_per_change(before, after, N, &n_changes), tables = 8.0 * (HEADER + 8 + 2 * 12);
+        double bits = bits_per_change(before, after, N, 1, &n_changes), tables = 8.0 * (HEADER + 8 + 2 * 12);
         assert_true(bits > entropy_of(p) + 1);
         assert_true(bits < (p < 0.05 ? 1.05 : 1.14) * entropy_of(p) + 2.05 + tables / n_changes);
     }
 }
 
-/* As a step moves weights, each about as far: what is small changes more often. The message takes fewer bits than the places alone would
- * if all changed alike, and at most a seventh and a table above their entropy among weights of one exponent. */
+/* As a step moves weights, each about as far: what is small changes more often. */
+static void step_weights(uint16_t *before, uint16_t *after, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        float weight = 0.02f * tagc_normal_of(tagc_next_random(&random_state));
+        before[i] = (uint16_t)(bits_of(weight) >> 16);
+        double unit = ldexp(1, (before[i] >> 7 & 0xff) - 127 - 7);
+        after[i] = (uint16_t)(before[i] + (uniform() < 3e-7 / unit ? (below(2) ? 1 : -1) : 0));
+    }
+}
+
+/* The message takes fewer bits than the places alone would if all changed alike, and at most a seventh and a table above their entropy
+ * among weights of one exponent. */
 TEST(test_clusters) {
     enum { N = 1 << 20 };
     static uint16_t before[N], after[N];
     double n_of[256] = {0}, changes_of[256] = {0}, by_exponent = 0, n_changes;
     random_state = 10;
+    step_weights(before, after, N);
     for (size_t i = 0; i < N; i++) {
-        float weight = 0.02f * tagc_normal_of(tagc_next_random(&random_state));
-        before[i] = (uint16_t)(bits_of(weight) >> 16);
-        int exponent = before[i] >> 7 & 0xff;
-        double unit = ldexp(1, exponent - 127 - 7), p = 3e-7 / unit;
-        int is_changed = uniform() < p;
-        after[i] = (uint16_t)(before[i] + (is_changed ? (below(2) ? 1 : -1) : 0));
-        n_of[exponent]++;
-        changes_of[exponent] += is_changed;
+        n_of[before[i] >> 7 & 0xff]++;
+        changes_of[before[i] >> 7 & 0xff] += before[i] != after[i];
     }
-    double bits = bits_per_change(before, after, N, &n_changes);
+    double bits = bits_per_change(before, after, N, 1, &n_changes);
     for (int e = 0; e < 256; e++)
         if (n_of[e] > 0) by_exponent += changes_of[e] * entropy_of(changes_of[e] / n_of[e]) / n_changes;
     assert_true(n_changes / N > 0.002 && n_changes / N < 0.05);
     assert_true(by_exponent < entropy_of(n_changes / N) - 1);
     assert_true(bits < entropy_of(n_changes / N) + 1);
     assert_true(bits < 1.14 * by_exponent + 2.05 + 8.0 * 16 * 12 / n_changes);
+}
+
+/* Who has a part of the array, and anything else in the place of the rest, gets that part right by place. By magnitude, the message says
+ * that this cannot be. */
+TEST(test_parts) {
+    enum { N = 1 << 16, FROM = 1000, TO = 1 << 15 };
+    static uint16_t before[N], after[N], values[N];
+    uint64_t n_bytes, most;
+    tagc_changes_form form;
+    random_state = 11;
+    step_weights(before, after, N);
+    assert_int_equal(tagc_changes_max_bytes(2, N, &most), TAGC_OK);
+    uint8_t *message = room(most);
+    assert_int_equal(tagc_changes_encode(2, before, after, N, 1, message, most, &n_bytes, NULL), TAGC_OK);
+    assert_int_equal(tagc_changes_check(2, message, n_bytes, N, &form), TAGC_OK);
+    assert_int_equal(form, TAGC_CHANGES_BY_MAGNITUDE);
+    assert_int_equal(tagc_changes_encode(2, before, after, N, 0, message, most, &n_bytes, NULL), TAGC_OK);
+    assert_int_equal(tagc_changes_check(2, message, n_bytes, N, &form), TAGC_OK);
+    assert_int_equal(form, TAGC_CHANGES_BY_PLACE);
+    for (size_t i = 0; i < N; i++) values[i] = i < FROM || i >= TO ? (uint16_t)below(1 << 16) : before[i];
+    assert_int_equal(tagc_changes_apply(2, message, n_bytes, values, N), TAGC_OK);
+    assert_memory_equal(values + FROM, after + FROM, (TO - FROM) * sizeof *values);
+    free(message);
 }
 
 /* ---- what is refused ---- */
@@ -296,7 +333,7 @@ TEST(test_arguments) {
         char text[80];
         snprintf(text, sizeof text, "element_bytes is %d, must be 1, 2 or 4", wrong[i]);
         refused(tagc_changes_max_bytes(wrong[i], 4, &n_bytes), TAGC_ERR_ARGUMENT, text);
-        refused(tagc_changes_encode(wrong[i], values, values, 4, message, sizeof message, &n_bytes, NULL),
+        refused(tagc_changes_encode(wrong[i], values, values, 4, 1, message, sizeof message, &n_bytes, NULL),
                 TAGC_ERR_ARGUMENT, text);
         refused(tagc_changes_check(wrong[i], message, sizeof message, 4, NULL), TAGC_ERR_ARGUMENT, text);
         refused(tagc_changes_apply(wrong[i], message, sizeof message, values, 4), TAGC_ERR_ARGUMENT, text);
@@ -304,13 +341,13 @@ TEST(test_arguments) {
     refused(tagc_changes_max_bytes(2, UINT64_C(1) << 32, &n_bytes), TAGC_ERR_ARGUMENT,
             "n_elems is 4294967296, must be in [0, 4294967232]");
     refused(tagc_changes_max_bytes(2, 4, NULL), TAGC_ERR_ARGUMENT, "n_bytes is NULL");
-    refused(tagc_changes_encode(2, values, NULL, 4, message, sizeof message, &n_bytes, NULL),
+    refused(tagc_changes_encode(2, values, NULL, 4, 1, message, sizeof message, &n_bytes, NULL),
             TAGC_ERR_ARGUMENT, "after is NULL");
-    refused(tagc_changes_encode(2, values, values, 4, NULL, sizeof message, &n_bytes, NULL),
+    refused(tagc_changes_encode(2, values, values, 4, 1, NULL, sizeof message, &n_bytes, NULL),
             TAGC_ERR_ARGUMENT, "message is NULL");
-    refused(tagc_changes_encode(2, values, values, 4, message, sizeof message, NULL, NULL), TAGC_ERR_ARGUMENT,
-            "n_bytes is NULL");
-    refused(tagc_changes_encode(2, values, values, 4, message, sizeof message - 1, &n_bytes, NULL),
+    refused(tagc_changes_encode(2, values, values, 4, 1, message, sizeof message, NULL, NULL),
+            TAGC_ERR_ARGUMENT, "n_bytes is NULL");
+    refused(tagc_changes_encode(2, values, values, 4, 1, message, sizeof message - 1, &n_bytes, NULL),
             TAGC_ERR_ARGUMENT, "max_bytes is 79, a message of 4 elements may need 80");
     refused(tagc_changes_check(2, NULL, sizeof message, 4, NULL), TAGC_ERR_ARGUMENT, "message is NULL");
     refused(tagc_changes_apply(2, message, sizeof message, NULL, 4), TAGC_ERR_ARGUMENT, "values is NULL");
@@ -324,7 +361,7 @@ static uint64_t make_small(uint16_t *before, uint8_t *message) {
     uint64_t n_bytes;
     for (size_t i = 0; i < N; i++)
         before[i] = (uint16_t)(0x3c00 + i), after[i] = (uint16_t)(before[i] + (i % 29 == 3 ? i % 5 - 2 : 0));
-    assert_int_equal(tagc_changes_encode(2, before, after, N, message, MOST, &n_bytes, NULL), TAGC_OK);
+    assert_int_equal(tagc_changes_encode(2, before, after, N, 1, message, MOST, &n_bytes, NULL), TAGC_OK);
     return n_bytes;
 }
 
@@ -416,7 +453,7 @@ TEST(test_another_array) {
     uint64_t n_bytes;
     for (size_t i = 0; i < N; i++) before[i] = (uint16_t)(i % 3 ? 0x3c00 : 0x2000), after[i] = before[i];
     for (size_t i = 0; i < N; i += 3) after[i]++; /* all small ones */
-    assert_int_equal(tagc_changes_encode(2, before, after, N, message, MOST, &n_bytes, NULL), TAGC_OK);
+    assert_int_equal(tagc_changes_encode(2, before, after, N, 1, message, MOST, &n_bytes, NULL), TAGC_OK);
     for (size_t i = 0; i < N; i++) before[i] = 0x3c00;
     refused(tagc_changes_apply(2, message, n_bytes, before, N), TAGC_ERR_MISMATCH,
             "the array is not what the sender had before");
@@ -434,7 +471,7 @@ TEST(test_documented) {
     uint8_t message[HEADER + 12 + 40];
     uint64_t n_bytes;
     uint16_t values[20];
-    assert_int_equal(tagc_changes_encode(2, before, after, 20, message, sizeof message, &n_bytes, NULL),
+    assert_int_equal(tagc_changes_encode(2, before, after, 20, 1, message, sizeof message, &n_bytes, NULL),
                      TAGC_OK);
     assert_int_equal(n_bytes, HEADER + sizeof body);
     assert_memory_equal(message + HEADER, body, sizeof body);

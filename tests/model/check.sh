@@ -25,7 +25,7 @@ else
 fi
 cd "$work"
 spin -a "$here/protocol.pml"
-cc -O2 -w -DSAFETY -DVECTORSZ=2048 -o pan pan.c
+cc -O1 -w -DSAFETY -DVECTORSZ=2048 -o pan pan.c
 
 # search <variables>: what was found, in one word
 search() {

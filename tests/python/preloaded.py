@@ -12,8 +12,8 @@ import pytest  # noqa: F401
 import source_tree  # noqa: F401
 import torch
 
-# torch imports them by itself when a model is wrapped, and at the first torch.compile(), which takes as long as
-# all that a short test does
+# torch imports them by itself when a model is wrapped, and at the first torch.compile(), which takes as long
+# as all that a short test does
 import torch._dynamo
 import torch._inductor.compile_fx
 import torch.distributed.checkpoint

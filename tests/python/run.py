@@ -12,14 +12,17 @@ def main():
     files = [pathlib.Path(name).read_text() for name in sys.argv[1:] if name.endswith(".py")]
     # without them, nothing is run
     needed = re.findall(r'^(?:\w+ = )?pytest.importorskip\("(\w+)', "".join(files), re.MULTILINE)
-    if any("import ranks" in file for file in files) and all(map(importlib.util.find_spec, needed)):
+    starts_ranks = any("import ranks" in file for file in files)
+    if ("torch" in needed or starts_ranks) and all(map(importlib.util.find_spec, needed)):
         import origin
 
         origin.run()
         import preloaded  # noqa: F401
-        import ranks
 
-        ranks.fork_origin()
+        if starts_ranks:
+            import ranks
+
+            ranks.fork_origin()
     import pytest
 
     return pytest.main(sys.argv[1:])

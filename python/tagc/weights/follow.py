@@ -22,7 +22,7 @@ from tagc.weights import store as stores
 from tagc.weights.layout import Layout, Row, by_name
 from tagc.weights.store import Manifest, Store, Version
 from tagc.weights.sync import WeightSync, write
-from tagc.weights.tensors import Box, Parts, Tensors, memories
+from tagc.weights.tensors import Box, Model, Parts, Tensors, memories
 
 _LONGEST_PAUSE_S = 0.5  # between two looks for a version
 _TRIES = 10  # to fetch files before old ones are removed
@@ -59,7 +59,7 @@ class Follower:
 
     def __init__(
         self,
-        model: torch.nn.Module | Tensors | Layout,
+        model: Model | Layout,
         store: str | os.PathLike[str],
         *,
         names: Callable[[str], str | None] | None = None,

@@ -22,6 +22,7 @@ _MAGIC, _FORMAT = b"TAGW", 2
 _WHOLE, _HASHED = 1, 2
 _ROW = struct.Struct("<IIQQQ")
 _RANGE = struct.Struct("<QQ")
+_FORM_WHOLE, _FORM_BY_MAGNITUDE = 0, 2  # of tagc/changes.h
 _IN_MEMORY = 8 << 20  # bytes of a frame that is kept in memory while it is read, and not in a file
 
 Bytes = numpy.ndarray[Any, Any]  # of uint8
@@ -88,6 +89,7 @@ class Piece(NamedTuple):
     at: int  # in it
     n_bytes: int
     checksum: int  # of the message
+    by_magnitude: bool = False  # who has a part of the box cannot apply it
 
     def message(self) -> Bytes:
         return self.source.read(self.at, self.n_bytes)
@@ -149,9 +151,10 @@ def words_of(dtype: torch.dtype, numel: int) -> tuple[int, int]:
     return width, numel * (dtype.itemsize // width)
 
 
-def encode(before: torch.Tensor | None, after: torch.Tensor) -> tuple[bytes, int]:
+def encode(before: torch.Tensor | None, after: torch.Tensor, by_magnitude: bool = False) -> tuple[bytes, int]:
     """Returns the message that turns `before`, or anything if it is None, into `after`, and how many
-    elements differ: all if it is None. Both are contiguous and in CPU memory."""
+    elements differ: all if it is None. Both are contiguous and in CPU memory. by_magnitude: for receivers
+    that have all of `before`."""
     width, n = words_of(after.dtype, after.numel())
     n_bytes, n_changes = ctypes.c_uint64(), ctypes.c_uint64()
     lib.call("tagc_changes_max_bytes", width, n, ctypes.byref(n_bytes))
@@ -162,6 +165,7 @@ def encode(before: torch.Tensor | None, after: torch.Tensor) -> tuple[bytes, int
         None if before is None else before.data_ptr(),
         after.data_ptr(),
         n,
+        by_magnitude,
         room.ctypes.data,
         room.size,
         ctypes.byref(n_bytes),
@@ -174,16 +178,17 @@ def encode(before: torch.Tensor | None, after: torch.Tensor) -> tuple[bytes, int
     return room[: n_bytes.value].tobytes(), n_differ if before is not None else after.numel()
 
 
-def check(piece: Piece, dtype: torch.dtype, is_whole: bool) -> None:
+def check(piece: Piece, dtype: torch.dtype, is_whole: bool) -> Piece:
     """Raises an Error unless apply() takes the message."""
-    is_found_whole = ctypes.c_int()
+    form = ctypes.c_int()
     width, n = words_of(dtype, piece.box.numel())
     message = piece.message()
     if checksum(message.ctypes.data, message.size) != piece.checksum:
         raise Error("corrupt", "the checksum of a message of the buffer is wrong")
-    lib.call("tagc_changes_check", width, message.ctypes.data, message.size, n, ctypes.byref(is_found_whole))
-    if is_whole and not is_found_whole.value:
+    lib.call("tagc_changes_check", width, message.ctypes.data, message.size, n, ctypes.byref(form))
+    if is_whole and form.value != _FORM_WHOLE:
         raise Error("corrupt", "the buffer says that it is whole, and has changes")
+    return piece._replace(by_magnitude=form.value == _FORM_BY_MAGNITUDE)
 
 
 def apply(piece: Piece, values: torch.Tensor) -> None:
@@ -243,9 +248,8 @@ def read(buffer: Any, entries: Sequence[Entry], fingerprint: int) -> Frame:
     if theirs != fingerprint:
         raise Error("mismatch", _difference(text, entries, theirs, fingerprint))
     _check_boxes(frame.pieces, entries)
-    for piece in frame.pieces:
-        check(piece, entries[piece.entry].dtype, frame.is_whole)
-    return frame
+    pieces = [check(piece, entries[piece.entry].dtype, frame.is_whole) for piece in frame.pieces]
+    return frame._replace(pieces=pieces)
 
 
 def pieces_of(sources: Sequence[Source]) -> dict[int, list[Piece]]:

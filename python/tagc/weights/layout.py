@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tagc._library import Error
-from tagc.weights.tensors import Box, Part, Parts, Tensors, boxes_of, memories, named_tensors
+from tagc.weights.tensors import Model, Part, Parts, Tensors, memories, named_tensors
 
 PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 # Of an expert: first and second half of the first weight, and the second weight.
@@ -25,7 +25,8 @@ _EXPERT = re.compile(
 _BLOCK_SCALES = "weight_scale_inv"
 _HALVES = {"gate_proj": 0, "w1": 0, "up_proj": 1, "w3": 1}
 
-Row = tuple[str, tuple[int, ...], torch.dtype]  # name, shape and dtype of a tensor of the store
+# Name, shape and dtype of a tensor of the store. None: of whichever dtype the model has it.
+Row = tuple[str, tuple[int, ...], torch.dtype | None]
 
 
 class Target(NamedTuple):
@@ -49,27 +50,33 @@ class Layout:
         self._tensors, self._place = tensors, place
         self._bound_at: list[int] = []
 
-    def bind(self, rows: Iterable[Row]) -> dict[str, torch.Tensor | Parts]:
-        """Returns the model's memory by names of the store. Error if one lacks what the other has."""
+    def bind(self, rows: Iterable[Row], is_all: bool = True) -> dict[str, torch.Tensor | Parts]:
+        """Returns the model's memory by names of the store. is_all: the rows have all that the model has.
+        Error if one lacks what the other has."""
         tensors = self._tensors()
         bound: dict[str, torch.Tensor | Parts] = {}
         n_written = dict.fromkeys(tensors, 0)
         for name, shape, dtype in rows:
+            places = self._place(tensors, name, shape)
+            if places is None:
+                raise Error(
+                    "mismatch", f"the store has {name} {list(shape)}, and the model has no such tensor"
+                )
             parts = []
-            for place in self._places(tensors, name, shape):
+            for place in places:
                 target = tensors[place.tensor]
+                dtype = dtype or target.dtype
                 if not place.at:
                     bound[name] = _same(name, shape, dtype, place.tensor, target)
                     n_written[place.tensor] = _numel(target)
                     continue
                 if not isinstance(target, torch.Tensor):
                     raise Error("argument", f"{place.tensor} is in parts, and {name} is a part of it")
-                part = Part(target.detach()[place.at], place.offsets)
-                parts.append(part)
-                n_written[place.tensor] += part.tensor.numel()
-            if name not in bound:
-                bound[name] = Parts(shape, dtype, tuple(parts))
-        for name, n in n_written.items():
+                parts.append(Part(target.detach()[place.at], place.offsets))
+                n_written[place.tensor] += parts[-1].tensor.numel()
+            if name not in bound:  # of what has no part here any dtype will do
+                bound[name] = Parts(shape, dtype or torch.float32, tuple(parts))
+        for name, n in n_written.items() if is_all else ():
             if n != _numel(tensors[name]):
                 raise Error(
                     "mismatch",
@@ -77,30 +84,6 @@ class Layout:
                 )
         self._bound_at = _addresses(tensors)
         return bound
-
-    def held(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, list[tuple[Box, torch.Tensor]]]:
-        """Returns the memory that this rank has of some tensors of the store, which need not be all of the
-        model's, and which boxes of them it is. Error if the model lacks one."""
-        tensors = self._tensors()
-        found: dict[str, list[tuple[Box, torch.Tensor]]] = {}
-        for name, shape in shapes.items():
-            found[name] = []
-            for place in self._places(tensors, name, shape):
-                target = tensors[place.tensor]
-                if place.at and isinstance(target, torch.Tensor):
-                    memory = target.detach()[place.at]
-                    found[name].append((Box(place.offsets, tuple(memory.shape)), memory))
-                    continue
-                _same(name, shape, target.dtype, place.tensor, target)
-                found[name] += zip(boxes_of(place.tensor, target), memories(target))
-        self._bound_at = _addresses(tensors)
-        return found
-
-    def _places(self, tensors: Tensors, name: str, shape: tuple[int, ...]) -> Sequence[Target]:
-        places = self._place(tensors, name, shape)
-        if places is None:
-            raise Error("mismatch", f"the store has {name} {list(shape)}, and the model has no such tensor")
-        return places
 
     def has_moved(self) -> bool:
         """Returns whether the model's tensors lie elsewhere than when they were bound."""
@@ -114,7 +97,7 @@ class Copies(Layout):
         self.tensors: dict[str, torch.Tensor] = {}
         super().__init__(lambda: self.tensors, lambda there, name, shape: None)
 
-    def bind(self, rows: Iterable[Row]) -> dict[str, torch.Tensor | Parts]:
+    def bind(self, rows: Iterable[Row], is_all: bool = True) -> dict[str, torch.Tensor | Parts]:
         self.tensors = {name: torch.empty(shape, dtype=dtype) for name, shape, dtype in rows}
         self._bound_at = _addresses(self.tensors)
         return dict(self.tensors)
@@ -137,9 +120,7 @@ def _addresses(tensors: Tensors) -> list[int]:
     return [held.data_ptr() for tensor in tensors.values() for held in memories(tensor)]
 
 
-def by_name(
-    model: torch.nn.Module | Tensors, names: Callable[[str], str | None] | None, buffers: bool
-) -> Layout:
+def by_name(model: Model, names: Callable[[str], str | None] | None, buffers: bool) -> Layout:
     """Returns the layout of a model that has whole tensors, or DTensors. names: returns the model's name for
     one of the store, or None for a tensor that the model is not to get."""
 

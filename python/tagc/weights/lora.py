@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
@@ -16,9 +16,8 @@ from tagc._library import Error
 from tagc.weights.follow import Follower
 from tagc.weights.layout import Copies, Layout, by_name
 from tagc.weights.names import without_wrappers
-from tagc.weights.tensors import Box, Tensors, named_tensors
+from tagc.weights.tensors import Box, Model, Tensors, boxes_of, memories, named_tensors, strips
 
-_STRIP_ELEMS = 1 << 22  # of a product at a time, in fp32
 _FACTOR = re.compile(r"(.*)\.lora_(A|B)\.weight")
 
 
@@ -35,7 +34,7 @@ def adapter_name(name: str, adapter: str = "default") -> str | None:
     return None
 
 
-def adapters(model: torch.nn.Module | Tensors, adapter: str = "default") -> Tensors:
+def adapters(model: Model, adapter: str = "default") -> Tensors:
     """Returns the tensors of one adapter of a model of PEFT, also under FSDP2, by the names that they have in
     PEFT's checkpoints: a model for a Publisher. They are the model's own memory."""
     named = named_tensors(model, False)
@@ -65,7 +64,7 @@ class Merged:
 
     def __init__(
         self,
-        model: torch.nn.Module | Tensors | Layout,
+        model: Model | Layout,
         store: str | os.PathLike[str],
         scale: float | Callable[[str], float],
         *,
@@ -102,7 +101,10 @@ class Merged:
             name: (b.shape[0], a.shape[1]) for name, (a, b) in factors.items()
         }
         shapes |= {name: tuple(tensor.shape) for name, tensor in whole.items()}
-        held = self._layout.held(self._shapes | shapes)  # of adapters before, too: they are taken out
+        # of adapters before, too: they are taken out
+        rows = [(name, shape, None) for name, shape in (self._shapes | shapes).items()]
+        found = self._layout.bind(rows, is_all=False)
+        held = {name: list(zip(boxes_of(name, one), memories(one))) for name, one in found.items()}
         for name in shapes.keys() - self._base.keys():
             self._base[name] = [memory.to("cpu", copy=True) for _, memory in held[name]]
         self._shapes |= shapes
@@ -148,12 +150,6 @@ def _add(
     """Writes base + scale b a, of which memory (rows, columns) is that box."""
     rows, columns = box.within(Box((0, 0), (b.shape[0], a.shape[1])))
     left, right = (factor.to(memory.device, torch.float32) for factor in (b[rows], a[:, columns]))
-    for strip in _strips(*memory.shape):
+    for strip in strips(*memory.shape):
         sums = torch.addmm(base[strip].to(memory.device, torch.float32), left[strip], right, alpha=scale)
         memory[strip] = sums.to(memory.dtype)
-
-
-def _strips(n_rows: int, n_columns: int) -> Iterator[slice]:
-    step = max(1, _STRIP_ELEMS // max(1, n_columns))
-    for at in range(0, n_rows, step):
-        yield slice(at, min(n_rows, at + step))

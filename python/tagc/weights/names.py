@@ -2,6 +2,7 @@
 
     wrappers    of torch.compile(), activation checkpoints, DDP, PEFT: names only. A Publisher drops most
                 by itself
+    experts     of transformers, which has those of a layer in one tensor: Parts
     Megatron    packed and interleaved weights on ranks of tensor, pipeline and expert parallelism: Parts
 
 A mapping is a function or a dict; these are the common ones."""
@@ -9,28 +10,63 @@ A mapping is a function or a dict; these are the common ones."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Mapping
 
 import torch
 
 from tagc._library import Error
-from tagc.weights.tensors import WRAPPERS, Part, Parts
+from tagc.weights.tensors import Box, Model, Part, Parts, boxes_of, memories, named_tensors, plain_name
 
 _PEFT = re.compile(r"^base_model\.model\.|\.base_layer(?=\.)")
 
 
 def without_wrappers(name: str) -> str:
     """Returns the name without what torch.compile(), activation checkpoints, DDP and FSDP put into it."""
-    for wrapper in WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name.removeprefix("module.")
+    return plain_name(name).removeprefix("module.")
 
 
 def hugging_face(name: str) -> str:
     """Returns the name in the checkpoint of a parameter of a model of transformers, however it is wrapped:
     by torch.compile(), activation checkpoints, DDP, FSDP or PEFT, of which this is the base's name."""
     return _PEFT.sub("", without_wrappers(name))
+
+
+_PACKED_EXPERTS = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
+
+
+def experts(
+    model: Model, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+) -> dict[str, torch.Tensor | Parts]:
+    """Returns a model's tensors with each expert's matrices under names of their own, as checkpoints have
+    them: a model for a Publisher. transformers (5) has those of a layer in gate_up_proj (experts, 2 x rows,
+    columns) and down_proj (experts, columns, rows), of which each rank may hold a shard. They are the model's
+    own memory. names: those of the checkpoint. Error for experts in another form."""
+    named, result = named_tensors(model, False), {}
+    for name, tensor in named.items():
+        match = _PACKED_EXPERTS.fullmatch(name)
+        if not match:
+            result[name] = tensor
+            continue
+        first, second = (named.get(f"{match[1]}.{which}") for which in ("gate_up_proj", "down_proj"))
+        shapes = [() if one is None else tuple(one.shape) for one in (first, second)]
+        if [len(shape) for shape in shapes] != [3, 3] or (2 * shapes[1][2], shapes[1][1]) != shapes[0][1:]:
+            raise Error(
+                "unsupported", f"{match[1]} is of {shapes[0]} and {shapes[1]}: no experts that tagc knows"
+            )
+        matrices = names[2:] if match[2] == "down_proj" else names[:2]
+        n, rows, columns = tensor.shape[0], tensor.shape[1] // len(matrices), tensor.shape[2]
+        held = list(zip(boxes_of(name, tensor), memories(tensor)))
+        for number, (half, which) in itertools.product(range(n), enumerate(matrices)):
+            box, parts = Box((number, half * rows, 0), (1, rows, columns)), []
+            for here, memory in held:
+                common = here.common(box)
+                if common.numel():
+                    offsets = (common.offsets[1] - half * rows, common.offsets[2])
+                    parts.append(Part(memory[common.within(here)][0], offsets))
+            result[f"{match[1]}.{number}.{which}.weight"] = Parts((rows, columns), tensor.dtype, tuple(parts))
+    return result
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,15 +7,13 @@ scales, and arrive bit for bit.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from tagc._library import Error
-from tagc.weights.tensors import Box, Part, Parts, Tensors, boxes_of, memories, named_tensors
+from tagc.weights.tensors import Box, Model, Part, Parts, boxes_of, memories, named_tensors, strips
 
-_STRIP_ELEMS = 1 << 22  # of a tensor at a time, in fp32
 _NOT_LAYERS = ("embed", "lm_head", "norm", "mlp.gate.", "router")
 
 
@@ -92,20 +90,13 @@ class _Matrix:
         return self.boxes == (Box((0,) * len(self.form[0]), self.form[0]),)
 
 
-class Quantized(Mapping[str, "torch.Tensor | Parts"]):
-    """The tensors of a model, quantised: those of the last fill(). dtype: in which the others travel."""
+class Quantized:
+    """The tensors of a model, quantised: those of the last fill()."""
 
-    def __init__(
-        self,
-        model: torch.nn.Module | Tensors,
-        buffers: bool,
-        recipe: Recipe | Function,
-        dtype: torch.dtype | None,
-    ) -> None:
-        self._model, self._buffers, self._recipe, self._dtype = model, buffers, recipe, dtype
+    def __init__(self, model: Model, buffers: bool, recipe: Recipe | Function) -> None:
+        self._model, self._buffers, self._recipe = model, buffers, recipe
         self._matrices: dict[str, _Matrix] = {}
         self._made: dict[str, dict[str, torch.Tensor]] = {}  # by a function
-        self._narrowed: dict[str, Parts] = {}
 
     # ---- a version ----
 
@@ -138,9 +129,6 @@ class Quantized(Mapping[str, "torch.Tensor | Parts"]):
                     self._quantize(matrix.steps, others, *each)
             elif self._made.get(name):
                 self._make_again(name, tensor)
-            elif name in self._narrowed:
-                for part, memory in zip(self._narrowed[name].parts, memories(tensor)):
-                    part.tensor.copy_(memory)
 
     def _quantize(
         self,
@@ -171,7 +159,7 @@ class Quantized(Mapping[str, "torch.Tensor | Parts"]):
         for one, to, most in zip(_matrices(memory), _matrices(weights), _matrices(largest)):
             factors = (recipe.most / most).to(one.device)
             columns = columns.to(one.device)
-            for strip in _strips(*one.shape):
+            for strip in strips(*one.shape):
                 by_row = factors.index_select(0, rows[strip].to(one.device))
                 by_element = by_row if by_row.shape[1] == 1 else by_row.index_select(1, columns)
                 values = one[strip].to(torch.float32) * by_element
@@ -188,7 +176,8 @@ class Quantized(Mapping[str, "torch.Tensor | Parts"]):
 
     # ---- what there is ----
 
-    def items(self) -> Any:
+    def tensors(self) -> dict[str, torch.Tensor | Parts]:
+        """Returns what travels, by name."""
         named: dict[str, torch.Tensor | Parts] = {}
         for name, tensor in self._tensors().items():
             for made, value in self._made_of(name, tensor).items():
@@ -198,16 +187,7 @@ class Quantized(Mapping[str, "torch.Tensor | Parts"]):
                         f"two tensors are {made} when the model is quantised: one of them is made of {name}",
                     )
                 named[made] = value
-        return named.items()
-
-    def __getitem__(self, name: str) -> torch.Tensor | Parts:
-        return dict(self.items())[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name, _ in self.items())
-
-    def __len__(self) -> int:
-        return len(self.items())
+        return named
 
     def _made_of(self, name: str, tensor: torch.Tensor | Parts) -> Mapping[str, torch.Tensor | Parts]:
         matrix = self._matrix(name, tensor)
@@ -220,18 +200,8 @@ class Quantized(Mapping[str, "torch.Tensor | Parts"]):
                     for made, value in self._of_function(name, tensor).items()
                 }
             if self._made[name]:
-                return self._made[name]
-        dtype = self._dtype
-        if dtype is None or not tensor.dtype.is_floating_point or tensor.dtype == dtype:
-            return {name: tensor}
-        if name not in self._narrowed:
-            parts = zip(boxes_of(name, tensor), memories(tensor))
-            self._narrowed[name] = Parts(
-                tuple(tensor.shape),
-                dtype,
-                tuple(Part(torch.zeros(box.sizes, dtype=dtype), box.offsets) for box, _ in parts),
-            )
-        return {name: self._narrowed[name]}
+                return {made: _kept(value) for made, value in self._made[name].items()}
+        return {name: tensor}
 
     def _named(self, name: str, matrix: _Matrix) -> dict[str, torch.Tensor | Parts]:
         recipe, shape = self._of_recipe(), matrix.form[0]
@@ -244,8 +214,8 @@ class Quantized(Mapping[str, "torch.Tensor | Parts"]):
                 scales.append(Part(each, () if is_single else begun.offsets))
         n_blocks = tuple(-(-n // step) for n, step in zip(shape, matrix.steps))
         return {
-            name: Parts(shape, recipe.dtype, weights),
-            name + recipe.scale: Parts(() if is_single else n_blocks, torch.float32, tuple(scales)),
+            name: Parts(shape, recipe.dtype, weights, True),
+            name + recipe.scale: Parts(() if is_single else n_blocks, torch.float32, tuple(scales), True),
         }
 
     def _matrix(self, name: str, tensor: torch.Tensor | Parts) -> _Matrix | None:
@@ -287,6 +257,12 @@ class Quantized(Mapping[str, "torch.Tensor | Parts"]):
         return named_tensors(self._model, self._buffers)
 
 
+def _kept(tensor: torch.Tensor) -> Parts:
+    """Returns a whole tensor as one that keeps its dtype."""
+    shape = tuple(tensor.shape)
+    return Parts(shape, tensor.dtype, (Part(tensor, (0,) * len(shape)),), True)
+
+
 # ---- blocks ----
 
 
@@ -309,12 +285,6 @@ def _matrices(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
     return [tensor] if tensor.ndim == 2 else tensor.reshape(-1, *tensor.shape[-2:]).unbind()
 
 
-def _strips(n_rows: int, n_columns: int) -> Iterator[slice]:
-    step = max(1, _STRIP_ELEMS // max(1, n_columns))
-    for at in range(0, n_rows, step):
-        yield slice(at, min(n_rows, at + step))
-
-
 def _largest(memory: torch.Tensor, box: Box, steps: Sequence[int]) -> torch.Tensor:
     """Returns the largest magnitude of what the box has of each block that it touches, in CPU memory."""
     touched = _touched(box, steps)
@@ -330,7 +300,7 @@ def _by_block(
     n_rows, n_columns = matrix.shape
     before = [at % step for at, step in zip(offsets, steps)]
     of_rows = torch.empty(n_rows, n_blocks[1])
-    for strip in _strips(n_rows, n_columns):
+    for strip in strips(n_rows, n_columns):
         values = matrix[strip].abs().to(torch.float32)
         if n_blocks[1] > 1 or before[1]:
             after = n_blocks[1] * steps[1] - before[1] - n_columns

@@ -16,6 +16,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -25,6 +26,7 @@ from tagc._library import Error
 CHUNK_BYTES = 4 << 20
 _FORMAT = 1
 _MANIFEST = "manifest-"
+_FILE = re.compile(r"(?:whole|changes|manifest)-(\d{10})[-.].*")
 
 
 class Store(Protocol):
@@ -241,6 +243,12 @@ def newest(store: Store, tries: int = 5) -> Manifest | None:
         except FileNotFoundError:  # two newer ones have come since
             continue
     raise Error("transport", f"the newest manifest was removed {tries} times before it could be read")
+
+
+def version_of(name: str) -> int | None:
+    """Returns the version of which a file of a store is; None if it is none of a Publisher's."""
+    match = _FILE.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def manifests(names: Sequence[str]) -> list[str]:

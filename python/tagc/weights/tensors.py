@@ -4,18 +4,19 @@ range of indices in each dimension."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tagc._library import Error
 from tagc.torch.extension import unwrapped
 
 PIECE_ELEMS = 1 << 23  # of one message: threads share a large tensor, and a receiver holds one at a time
+_STRIP_ELEMS = 1 << 22  # of a matrix that is computed with in fp32
 # of torch.compile(), of activation checkpoints, and of FSDP1
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
@@ -100,6 +101,13 @@ class Box(NamedTuple):
             yield Box((self.offsets[0] + at, *self.offsets[1:]), sizes)
 
 
+def strips(n_rows: int, n_columns: int) -> Iterator[slice]:
+    """Yields rows of a matrix, some at a time, so that a copy of them in fp32 is small."""
+    step = max(1, _STRIP_ELEMS // max(1, n_columns))
+    for at in range(0, n_rows, step):
+        yield slice(at, min(n_rows, at + step))
+
+
 def product(numbers: Iterable[int]) -> int:
     result = 1
     for number in numbers:
@@ -117,14 +125,17 @@ class Part(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class Parts:
     """A tensor whose elements lie in parts of others on this rank, such as rows of a packed weight, or of
-    which it holds a shard, or nothing. Parts of a receiver may have the same box: both are written."""
+    which it holds a shard, or nothing. Parts of a receiver may have the same box: both are written.
+    keeps_dtype: travels as it is, in whichever dtype others travel."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     parts: tuple[Part, ...] = ()
+    keeps_dtype: bool = False
 
 
 Tensors = Mapping[str, "torch.Tensor | Parts"]
+Model = torch.nn.Module | Tensors | Callable[[], Tensors]
 
 
 @dataclasses.dataclass
@@ -148,9 +159,11 @@ class Entry:
         return f"{self.name} {list(self.shape)} {str(self.dtype).removeprefix('torch.')}"
 
 
-def named_tensors(model: torch.nn.Module | Tensors, buffers: bool) -> dict[str, torch.Tensor | Parts]:
+def named_tensors(model: Model, buffers: bool) -> dict[str, torch.Tensor | Parts]:
     """Returns the tensors by name, tied ones once, under their first name. Of a module these are its
     parameters, and if asked for the buffers that checkpoints have."""
+    if callable(model) and not isinstance(model, torch.nn.Module):
+        model = model()
     named: dict[str, torch.Tensor | Parts] = {}
     seen = set()
     for name, tensor in (model if isinstance(model, Mapping) else _of_module(model, buffers)).items():
@@ -189,15 +202,16 @@ def _of_module(model: torch.nn.Module, buffers: bool) -> dict[str, torch.Tensor]
             "of tensors "
             "by name, or use FSDP2",
         )
-    named: dict[str, torch.Tensor] = {_plain_name(name): p for name, p in module.named_parameters()}
+    named: dict[str, torch.Tensor] = {plain_name(name): p for name, p in module.named_parameters()}
     if buffers:  # state_dict() drops some wrappers from names, and named_buffers() none
-        in_checkpoints = set(map(_plain_name, module.state_dict()))
-        held = {_plain_name(name): buffer for name, buffer in module.named_buffers()}
+        in_checkpoints = set(map(plain_name, module.state_dict()))
+        held = {plain_name(name): buffer for name, buffer in module.named_buffers()}
         named |= {name: buffer for name, buffer in held.items() if name in in_checkpoints}
     return named
 
 
-def _plain_name(name: str) -> str:
+def plain_name(name: str) -> str:
+    """Returns the name without what torch.compile(), activation checkpoints and FSDP put into it."""
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     return name
@@ -216,7 +230,10 @@ def entries_of(tensors: Tensors, dtype: torch.dtype | None) -> list[Entry]:
                     "unsupported",
                     f"{name} is not a plain tensor in memory (meta, sparse, quantized or conjugate)",
                 )
-        travels = dtype if dtype is not None and tensor.dtype.is_floating_point else tensor.dtype
+        travels = tensor.dtype
+        keeps_dtype = isinstance(tensor, Parts) and tensor.keeps_dtype
+        if dtype is not None and travels.is_floating_point and not keeps_dtype:
+            travels = dtype
         entries.append(_entry(name, tensor, travels))
     if not entries:
         raise Error("argument", "the model has no parameters")
@@ -262,32 +279,51 @@ def boxes_of(name: str, tensor: torch.Tensor | Parts) -> tuple[Box, ...]:
                     "argument", f"{name} is of {tensor.dtype}, and a part of it of {part.tensor.dtype}"
                 )
         return boxes
-    offsets, sizes = [0] * tensor.ndim, list(tensor.shape)
     if not isinstance(tensor, DTensor):
-        return (Box(tuple(offsets), tuple(sizes)),)
-    coordinate = tensor.device_mesh.get_coordinate()
+        return (Box((0,) * tensor.ndim, tuple(tensor.shape)),)
+    mesh = tensor.device_mesh
+    coordinate = mesh.get_coordinate()
     if coordinate is None:
         return ()
-    for i, placement in enumerate(tensor.placements):
-        if isinstance(placement, Replicate):
-            continue
-        if type(placement) is not Shard:  # strided or partial
+    box = shard_of(name, tensor.shape, mesh.shape, coordinate, tensor.placements)
+    if tuple(tensor.to_local().shape) != box.sizes:
+        raise Error(
+            "unsupported",
+            f"{name}: this rank holds {tuple(tensor.to_local().shape)} of it, and torch's even sharding "
+            f"gives it {box.sizes}",
+        )
+    return (box,) if box.numel() else ()
+
+
+def shard_of(
+    name: str,
+    shape: Sequence[int],
+    mesh_shape: Sequence[int],
+    coordinate: Sequence[int],
+    placements: Sequence[object],
+) -> Box:
+    """Returns what a rank has of a tensor, by its coordinate in a mesh: shards are those of torch.chunk().
+    Where tensor or expert parallelism has divided a dimension, FSDP2 divides each of its shards, and calls
+    that strided, since its axis comes first in the mesh."""
+    offsets, sizes = [0] * len(shape), list(shape)
+    axes: list[tuple[bool, int, int]] = []  # whether strided, of the mesh, of the tensor
+    kinds = [(type(placement).__name__, getattr(placement, "dim", -1)) for placement in placements]
+    for axis, (placement, (kind, dim)) in enumerate(zip(placements, kinds)):
+        behind = product(mesh_shape[i] for i in range(axis + 1, len(kinds)) if kinds[i] == ("Shard", dim))
+        is_strided = kind == "_StridedShard" and getattr(placement, "split_factor", 0) == behind
+        if kind == "Shard" or is_strided:
+            axes.append((is_strided, axis, dim))
+        elif kind != "Replicate":  # partial, or strided otherwise
             raise Error(
                 "unsupported",
                 f"{name} is placed as {placement}, must be as Shard or Replicate: redistribute() it first",
             )
-        chunk = -(-sizes[placement.dim] // tensor.device_mesh.size(i))
-        begin = min(coordinate[i] * chunk, sizes[placement.dim])
-        offsets[placement.dim] += begin
-        sizes[placement.dim] = min(chunk, sizes[placement.dim] - begin)
-    if tuple(tensor.to_local().shape) != tuple(sizes):
-        raise Error(
-            "unsupported",
-            f"{name}: this rank holds {tuple(tensor.to_local().shape)} of it, and torch's even sharding "
-            f"gives it "
-            f"{tuple(sizes)}",
-        )
-    return (Box(tuple(offsets), tuple(sizes)),) if product(sizes) else ()
+    for _, axis, dim in sorted(axes):
+        chunk = -(-sizes[dim] // mesh_shape[axis])
+        begin = min(coordinate[axis] * chunk, sizes[dim])
+        offsets[dim] += begin
+        sizes[dim] = min(chunk, sizes[dim] - begin)
+    return Box(tuple(offsets), tuple(sizes))
 
 
 def local(entry: Entry, tensor: torch.Tensor | Parts) -> list[tuple[Box, torch.Tensor]]:

@@ -1,12 +1,16 @@
 """Adapters of engines, against stand-ins of the engines' interfaces as vLLM 0.33, SGLang 0.5.23 and verl
-0.9.1 have
-them: the same calls in the same order, with the same refusals."""
+0.9.1 have them: the same calls in the same order, with the same refusals. Where verl is installed, also
+against its own classes, and test_weight_vllm does that with vLLM's."""
 
 import asyncio
 import dataclasses
 import importlib
+import importlib.util
+import pathlib
+import re
 import sys
 import types
+import unittest.mock
 
 import pytest
 
@@ -390,7 +394,7 @@ def test_sglang_calls_the_loader_in_each_rank(tmp_path, monkeypatch):
 # ---- verl: checkpoint_engine/base.py ----
 
 
-def test_verl_sends_by_a_store(tmp_path, monkeypatch):
+def verl_stand_in(monkeypatch):
     class CheckpointEngineRegistry:
         registry = {}
 
@@ -398,16 +402,40 @@ def test_verl_sends_by_a_store(tmp_path, monkeypatch):
         def register(backend):
             return lambda cls: CheckpointEngineRegistry.registry.setdefault(backend, cls)
 
-    engine = {
-        "CheckpointEngine": type("CheckpointEngine", (), {}),
-        "CheckpointEngineRegistry": CheckpointEngineRegistry,
-    }
-    for name, module in modules(verl__checkpoint_engine=engine).items():
+        @classmethod
+        def get(cls, backend):
+            return cls.registry[backend]
+
+    return types.SimpleNamespace(
+        CheckpointEngine=type("CheckpointEngine", (), {}), CheckpointEngineRegistry=CheckpointEngineRegistry
+    )
+
+
+def verl_own(monkeypatch):
+    """Returns verl's own module. What it imports, such as ray, is of no matter to these two classes."""
+    spec = importlib.util.find_spec("verl")
+    if spec is None:
+        pytest.skip("verl is not installed")
+    path = pathlib.Path(spec.submodule_search_locations[0]) / "checkpoint_engine" / "base.py"
+    source = path.read_text()
+    for name in re.findall(r"^(?:from|import) ((?:verl|ray)[\w.]*)", source, re.MULTILINE):
+        monkeypatch.setitem(sys.modules, name, unittest.mock.MagicMock())
+    made = types.ModuleType("base_of_verl")
+    monkeypatch.setitem(sys.modules, made.__name__, made)  # dataclasses look there
+    exec(compile(source, str(path), "exec"), vars(made))
+    return made
+
+
+@pytest.mark.parametrize("verl", [verl_stand_in, verl_own])
+def test_verl_sends_by_a_store(verl, tmp_path, monkeypatch):
+    base = verl(monkeypatch)
+    named = {key: getattr(base, key) for key in ("CheckpointEngine", "CheckpointEngineRegistry")}
+    for name, module in modules(verl__checkpoint_engine=named).items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delitem(sys.modules, "tagc.weights.engines.verl", raising=False)
     custom_backend_module = "tagc.weights.engines.verl"  # of the configuration
     importlib.import_module(custom_backend_module)
-    made = CheckpointEngineRegistry.registry["tagc"]
+    made = base.CheckpointEngineRegistry.get("tagc")
     actors, rollouts = ([made(bucket_size=1 << 20, store=str(tmp_path)) for _ in range(2)] for _ in range(2))
     here, generator = fake_engine.checkpoint(), torch.Generator().manual_seed(1)
     passes = []

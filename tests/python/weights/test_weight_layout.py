@@ -10,11 +10,14 @@ import fake_engine
 import ranks
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from weight_checks import bits, refused, step
 
 from tagc.weights import Follower, Publisher
 from tagc.weights.layout import Rank, engine_layout
-from tagc.weights.names import Megatron, hugging_face, megatron
+from tagc.weights.names import Megatron, experts, hugging_face, megatron
 
 
 @pytest.mark.parametrize(
@@ -178,6 +181,102 @@ def megatron_ranks(rank, world_size, folder):
 
 def test_ranks_of_megatron_send_a_checkpoint(tmp_path):
     ranks.run(megatron_ranks, 4, str(tmp_path), timeout_s=100)
+
+
+# ---- experts, of which each of several ranks owns some ----
+
+
+class Experts(nn.Module):
+    """A layer's, as transformers has them."""
+
+    def __init__(self, whole):
+        super().__init__()
+        for name, tensor in whole.items():
+            setattr(self, name, nn.Parameter(tensor.clone(), requires_grad=False))
+
+
+EXPERTS = "model.layers.1.mlp.experts"
+
+
+def packed(tensors):
+    """Makes the tensors of transformers' experts from those of a checkpoint."""
+    numbers = range(fake_engine.Model.EXPERTS)
+    parts = {
+        part: torch.stack([tensors[f"{EXPERTS}.{e}.{part}_proj.weight"] for e in numbers])
+        for part in ("gate", "up", "down")
+    }
+    return {"gate_up_proj": torch.cat([parts["gate"], parts["up"]], 1), "down_proj": parts["down"]}
+
+
+PLACED = {  # by the mesh's shape: of experts alone, of rows within them, and of FSDP2 within those
+    "experts": ((4,), ["experts"], (Shard(0),)),
+    "rows and experts": ((2, 2), ["rows", "experts"], (Shard(1), Shard(0))),
+    "FSDP2 within experts": ((2, 2), ["data", "experts"], None),
+    "replicas": ((2, 2), ["data", "experts"], (Replicate(), Shard(0))),
+}
+
+
+def placed(whole, case):
+    """Returns a layer's experts, of which this rank has a part."""
+    shape, names, placements = PLACED[case]
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+    layer = Experts(whole)
+    for name, p in list(layer.named_parameters()):
+        at = mesh["experts"] if placements is None else mesh
+        shard = distribute_tensor(p.detach(), at, placements or (Shard(0),))
+        setattr(layer, name, nn.Parameter(shard, requires_grad=False))
+    return layer if placements is not None else fully_shard(layer, mesh=mesh["data"])
+
+
+def step_of_experts(trained, whole):
+    """Moves small weights, of replicas alike, and makes a checkpoint of what torch gathers."""
+    for name, p in trained.named_parameters():
+        local = p.to_local()
+        local[local.abs() < 0.1] += 0.5
+        for e, full in enumerate(p.full_tensor()):
+            parts = {"down": full} if name == "down_proj" else dict(zip(("gate", "up"), full.chunk(2)))
+            for part, tensor in parts.items():
+                whole[f"{EXPERTS}.{e}.{part}_proj.weight"].copy_(tensor)
+
+
+def ranks_with_experts(rank, world_size, folder):
+    """Each case has its own trainers, all write to one store, and each rank is a receiver, too: of two ranks
+    with whole experts, and of two with rows of all."""
+    torch.manual_seed(0)
+    for case in PLACED:
+        whole, generator = fake_engine.checkpoint(), torch.Generator().manual_seed(1)
+        trained = placed(packed(whole), case)
+
+        def tensors():
+            model = {f"{EXPERTS}.{name}": p for name, p in trained.named_parameters()}
+            return {k: v for k, v in whole.items() if ".experts." not in k} | experts(model)
+
+        store = f"{folder}/{case}"
+        sender = Publisher(tensors, store, torch.distributed.group.WORLD, timeout_s=60)
+        tp, is_ep = (rank % 2, 2), rank < 2
+        model, oracle = (fake_engine.Model(tp, is_ep) for _ in range(2))
+        receiver = Follower(engine_layout(model, Rank(*tp)), store, loader=model.load_weights)
+        for version in range(1, 4):
+            assert sender.publish() == version == receiver.update()
+            oracle.load_weights(whole.items())
+            assert bits(model) == bits(oracle), case
+            n_elems = sum(tensor.numel() for tensor in whole.values())
+            assert sender.last.n_elems < n_elems / 2  # each writes what it owns
+            torch.distributed.barrier()
+            step({k: v for k, v in whole.items() if ".experts." not in k}, generator)
+            step_of_experts(trained, whole)
+
+
+def test_ranks_with_experts_of_their_own_send_a_checkpoint(tmp_path):
+    ranks.run(ranks_with_experts, 4, str(tmp_path), timeout_s=100)
+
+
+def test_experts_in_another_form_are_named():
+    of_gpt_oss = {"a.experts.gate_up_proj": torch.ones(2, 8, 12), "a.experts.down_proj": torch.ones(2, 6, 8)}
+    refused(lambda: experts(of_gpt_oss), "unsupported", "a.experts is of (2, 8, 12) and (2, 6, 8): no")
+    refused(
+        lambda: experts({"a.experts.down_proj": torch.ones(2, 6, 8)}), "unsupported", "a.experts is of ()"
+    )
 
 
 def test_what_megatron_has_not_is_named():

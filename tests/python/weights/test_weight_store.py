@@ -25,7 +25,7 @@ from weight_checks import refused
 
 import tagc.torch as tagc
 from tagc import _library as lib
-from tagc.weights import Follower, Publisher, store
+from tagc.weights import Follower, Layout, Publisher, Target, store
 
 
 class Weights:
@@ -136,6 +136,54 @@ def test_a_sender_that_starts_again_goes_on(tmp_path):
     refused(lambda: Publisher({"a": torch.ones(3)}, tmp_path), "mismatch", "the senders have a [300, 40]")
 
 
+def test_changes_by_magnitude_are_for_those_who_hold_all(tmp_path):
+    """As a step moves weights, by which small ones change most: who holds a part is right by place, and is
+    told where that cannot be."""
+    generator = torch.Generator().manual_seed(4)
+    here = {"a": (0.02 * torch.randn(256, 512, generator=generator)).bfloat16()}
+    senders = {kind: Publisher(here, tmp_path / str(kind), by_magnitude=kind) for kind in (False, True)}
+    sizes, rows = {}, slice(30, 200)
+    there = {kind: torch.zeros(170, 512).bfloat16() for kind in senders}
+    parts = {
+        kind: Follower(Layout(lambda kind=kind: {"a": there[kind]}, lambda *_: [
+            Target("a", (slice(None),), (30, 0))
+        ]), tmp_path / str(kind)) for kind in senders
+    }  # fmt: skip
+    whole = {"a": torch.zeros(256, 512).bfloat16()}
+    for version in range(1, 4):
+        for kind, sender in senders.items():
+            sender.publish()
+            sizes[kind] = sender.last.n_bytes
+        Follower(whole, tmp_path / "True").update()
+        assert torch.equal(whole["a"], here["a"])
+        assert parts[False].update() == version and torch.equal(there[False], here["a"][rows])
+        if version == 1:
+            parts[True].update()
+        else:
+            before = there[True].clone()
+            refused(parts[True].update, "unsupported", "a: a part of it is here, and its changes are by")
+            assert torch.equal(there[True], before) and parts[True].version == 1
+        here["a"] += (3e-5 * torch.randn(256, 512, generator=generator)).bfloat16()
+    assert sizes[True] < 0.9 * sizes[False]
+
+
+def test_files_that_no_manifest_names_go_once_their_version_is_there(tmp_path):
+    """Those of a sender that died, and not those that another one may be writing for the next version."""
+    here, sender, there, receiver = pair(tmp_path)
+    for _ in range(3):
+        publish(here, sender)
+    dead, next_one, mine = (f"{kind}-{n:010d}-0-of-1-00000000" for kind, n in (
+        ("changes", 2), ("whole", 5), ("notes", 1)
+    ))  # fmt: skip
+    for name in (dead, next_one, mine):
+        (tmp_path / name).write_bytes(b"")
+    publish(here, sender)
+    assert {next_one, mine} <= set(os.listdir(tmp_path)) and not (tmp_path / dead).exists()
+    publish(here, sender)
+    assert (tmp_path / mine).exists() and not (tmp_path / next_one).exists()
+    assert receiver.update() == 5 and Weights.digest(there.tensors) == Weights.right(5)
+
+
 def test_a_store_of_another_run_is_read_as_a_whole(tmp_path):
     here, sender, there, receiver = pair(tmp_path)
     for _ in range(3):
@@ -189,7 +237,7 @@ def test_what_is_damaged_or_altered_is_never_taken(tmp_path):
 def test_changes_of_other_weights_are_noticed_without_hashes(tmp_path):
     """What changed are small weights, of which an altered model has none."""
     here, there = ({"a": torch.cat([torch.ones(3000), torch.full((3000,), 1e-3)])} for _ in range(2))
-    sender, receiver = Publisher(here, tmp_path, check_every=0), Follower(there, tmp_path)
+    sender, receiver = Publisher(here, tmp_path, check_every=0, by_magnitude=True), Follower(there, tmp_path)
     sender.publish(), receiver.update()
     here["a"][3000::2] *= 1.001
     there["a"].fill_(1)

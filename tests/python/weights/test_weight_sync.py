@@ -768,6 +768,28 @@ def test_senders_and_receivers_are_sharded_otherwise():
     ranks.run(between_shards, 4, timeout_s=100)
 
 
+def seen(rank, world_size):
+    """A receiver that holds all gets changes by magnitude, and one that holds some rows by place."""
+    shape, rows = (128, 512), slice(20, 100)
+    for is_whole in (True, False):
+        generator = torch.Generator().manual_seed(1)
+        here = {"a": (0.02 * torch.randn(shape, generator=generator)).bfloat16()}
+        there = torch.zeros(shape if is_whole else (80, 512)).bfloat16()
+        part = tensors.Parts(shape, there.dtype, (tensors.Part(there, (0 if is_whole else 20, 0)),))
+        sync, alone = WeightSync(here if rank == 0 else {"a": part}, dist.group.WORLD), WeightSync(here)
+        for _ in range(2):
+            alone.encode()
+            sync.send() if rank == 0 else sync.receive()
+            assert rank == 0 or torch.equal(there, here["a"] if is_whole else here["a"][rows])
+            here["a"] += (3e-5 * torch.randn(shape, generator=generator)).bfloat16()
+        if rank == 0:
+            assert (sync.last.n_bytes < 0.95 * alone.last.n_bytes) == is_whole
+
+
+def test_a_group_sees_who_holds_what():
+    ranks.run(seen, 2, timeout_s=100)
+
+
 # ---- a model that trains ----
 
 

@@ -3,7 +3,9 @@ the engine imports it.
 
 vllm      a weight transfer engine of vLLM 0.33, both halves
 sglang    a weight loader of SGLang 0.5.23
-verl      a checkpoint engine of verl 0.9.1"""
+verl      a checkpoint engine of verl 0.9.1
+trl       a weight transfer of trl 1.16 to a server of vLLM
+whole     for trainers that hand out whole tensors, as the last two"""
 
 
 def register_vllm() -> None:

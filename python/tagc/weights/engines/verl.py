@@ -19,9 +19,9 @@ from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 
 from tagc._library import Error
 from tagc.weights import store as stores
+from tagc.weights.engines.whole import WholePublisher
 from tagc.weights.follow import Follower
 from tagc.weights.layout import Copies
-from tagc.weights.publish import Publisher
 
 
 @CheckpointEngineRegistry.register("tagc")
@@ -41,16 +41,15 @@ class StoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             raise Error(
                 "argument", "engine_kwargs.tagc.store is missing: a path or an address that all ranks reach"
             )
-        self._address, self._keep, self._threads, self._wait_s = store, keep, threads, wait_s
+        self._address, self._wait_s = store, wait_s
         self._copies = Copies()
         self._follower = Follower(self._copies, store, folder=folder, threads=threads)
-        self._held: dict[str, torch.Tensor] = {}
-        self._publisher: Publisher | None = None
+        self._publisher = WholePublisher(store, by_magnitude=True, keep=keep, threads=threads)
         self._is_sender, self._version = is_master, 0
 
     def prepare(self) -> dict[str, Any]:
         """Returns the number that the next version will have, of which the first actor's counts."""
-        if self._publisher is not None:
+        if self._publisher.version:
             return {"version": self._publisher.version + 1}
         newest = stores.newest(stores.open_store(self._address))
         return {"version": 1 if newest is None else newest.version + 1}
@@ -74,20 +73,11 @@ class StoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     async def send_weights(
         self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None
     ) -> dict[str, float]:
-        for name, tensor in weights:  # all ranks: each step may be a collective of verl's
-            if not self._is_sender:
-                continue
-            if name in self._held:
-                self._held[name].copy_(tensor)
-            else:
-                self._held[name] = tensor.detach().to("cpu", copy=True).contiguous()
         if not self._is_sender:
+            for _ in weights:  # each may be a collective of verl's
+                continue
             return {}
-        if self._publisher is None:
-            self._publisher = Publisher(self._held, self._address, keep=self._keep, threads=self._threads)
-        self._publisher.publish()
-        last = self._publisher.last
-        assert last is not None
+        last = self._publisher.publish(weights)
         return {"tagc/bytes": last.n_bytes, "tagc/share_changed": last.n_changes / last.n_elems}
 
     async def receive_weights(

@@ -8,7 +8,7 @@ All workers take the version that they are told, so that the ranks of an engine 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -27,9 +27,9 @@ from tagc._library import Error
 from tagc.weights.follow import Follower
 from tagc.weights.layout import Rank, engine_layout
 from tagc.weights.lora import Merged, adapter_name
-from tagc.weights.names import hugging_face
+from tagc.weights.names import experts, hugging_face
 from tagc.weights.publish import Publisher
-from tagc.weights.tensors import Part, Parts, product
+from tagc.weights.tensors import Part, Parts, shard_of
 
 
 @dataclass
@@ -103,9 +103,9 @@ class StoreWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
 
 @dataclass
 class StoreTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
-    """group: of all ranks of the trainer, which have shards each; None: this rank alone. quantize, dtype: as
-    those of Publisher. lora_scale: sends one adapter of PEFT alone, named by adapter, and tells the workers
-    its scale (lora_alpha / r)."""
+    """group: of all ranks of the trainer, which have shards each; None: this rank alone. quantize, dtype,
+    by_magnitude: as those of Publisher. lora_scale: sends one adapter of PEFT alone, named by adapter, and
+    tells the workers its scale (lora_alpha / r)."""
 
     backend: ClassVar[str] = "tagc"
 
@@ -113,6 +113,7 @@ class StoreTrainerInitInfo(TrainerInitInfo):  # type: ignore[misc]
     group: Any = None
     dtype: torch.dtype | None = None
     quantize: Any = None
+    by_magnitude: bool = False
     keep: int = 32
     threads: int = 1
     lora_scale: float | None = None
@@ -135,11 +136,12 @@ class StoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: ig
         is_adapter = init_info.lora_scale is not None
         name_of = partial(adapter_name, adapter=init_info.adapter) if is_adapter else hugging_face
         engine._publisher = Publisher(
-            _Pieces(source, init_info.rank, name_of),
+            lambda: experts(_pieces(source, init_info.rank, name_of)),
             init_info.store,
             init_info.group,
             quantize=init_info.quantize,
             dtype=init_info.dtype,
+            by_magnitude=init_info.by_magnitude or is_adapter,  # workers have all of an adapter
             keep=init_info.keep,
             threads=init_info.threads,
         )
@@ -156,55 +158,32 @@ class StoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: ig
             self.client.finish_weight_update(str(version))
 
 
-class _Pieces(Mapping[str, "torch.Tensor | Parts"]):
-    """The tensors of a WeightSource as a dict of what this rank owns: its pieces, or where the source has
-    none, whole tensors. Each items() is a pass over the source, which all ranks make. name_of: returns the
-    name of a tensor in the store; None leaves it out."""
-
-    def __init__(self, source: Any, rank: int, name_of: Callable[[str], str | None]) -> None:
-        self._source, self._rank, self._name_of = source, rank, name_of
-
-    def items(self) -> Any:
-        has_pieces = self._source.implements_iter_local()
-        held = dict(self._source.iter_local() if has_pieces else self._source.iter_full())
-        named: dict[str, torch.Tensor | Parts] = {}
-        for about in self._source.metadata:
-            name = self._name_of(about.name)
-            if name is None:
-                continue
-            parts: tuple[Part, ...] = ()
-            if about.name in held:
-                parts = (
-                    Part(
-                        held[about.name],
-                        _offsets(about, self._rank) if has_pieces else (0,) * len(about.shape),
-                    ),
-                )
-            named[name] = Parts(about.shape, about.dtype, parts)
-        return named.items()
-
-    def __getitem__(self, name: str) -> torch.Tensor | Parts:
-        return dict(self.items())[name]
-
-    def __iter__(self) -> Iterator[str]:
-        names = (self._name_of(about.name) for about in self._source.metadata)
-        return (name for name in names if name is not None)
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
+def _pieces(source: Any, rank: int, name_of: Callable[[str], str | None]) -> dict[str, torch.Tensor | Parts]:
+    """Returns what this rank owns of a WeightSource: its pieces, or where the source has none, whole tensors.
+    A pass over the source, which all ranks make. name_of: returns the name of a tensor in the store; None
+    leaves it out."""
+    has_pieces = source.implements_iter_local()
+    held = dict(source.iter_local() if has_pieces else source.iter_full())
+    named: dict[str, torch.Tensor | Parts] = {}
+    for about in source.metadata:
+        name = name_of(about.name)
+        if name is None:
+            continue
+        parts: tuple[Part, ...] = ()
+        if about.name in held:
+            offsets = _offsets(about, rank) if has_pieces else (0,) * len(about.shape)
+            parts = (Part(held[about.name], offsets),)
+        named[name] = Parts(about.shape, about.dtype, parts)
+    return named
 
 
 def _offsets(about: Any, rank: int) -> tuple[int, ...]:
-    """Returns the first index that an owner has of each dimension: shards are those of torch.chunk()."""
-    offsets, sizes = [0] * len(about.shape), list(about.shape)
-    at = about.owners.index(rank) if about.placements is not None else 0
-    n_below = product(about.mesh_shape or ())
-    for axis, placement in enumerate(about.placements or ()):
-        n_below //= about.mesh_shape[axis]
-        coordinate, at = divmod(at, n_below)
-        if type(placement).__name__ == "Shard":
-            chunk = -(-sizes[placement.dim] // about.mesh_shape[axis])
-            begin = min(coordinate * chunk, sizes[placement.dim])
-            offsets[placement.dim] += begin
-            sizes[placement.dim] = min(chunk, sizes[placement.dim] - begin)
-    return tuple(offsets)
+    """Returns the first index that an owner has of each dimension."""
+    if about.placements is None:
+        return (0,) * len(about.shape)
+    coordinate: list[int] = []
+    at = about.owners.index(rank)
+    for n in reversed(about.mesh_shape):
+        at, number = divmod(at, n)
+        coordinate.insert(0, number)
+    return shard_of(about.name, about.shape, about.mesh_shape, coordinate, about.placements).offsets
