@@ -66,7 +66,7 @@ PLANNER = Target(
         "planning/mesh/mesh.h",
         "lib/exchange/device_memory.h",
         "planning/plan/bytes.h",
-        *(f"planning/sizes/{name}.h" for name in ("catalogue", "codec", "memory", "units")),
+        *(f"planning/sizes/{name}.h" for name in ("catalogue", "codec", "memory", "tokens", "units")),
         "command/cluster/ask.h",
     ],
     {

@@ -35,9 +35,35 @@ static tagc_status simulate(tagc_cluster *c, tagc_cluster_plan *out) {
                                  (tagc_codec_place)v->codec, out->memory, &out->n_memory);
 }
 
+/* Seconds of the codec for tokens, forward and backward. */
+static tagc_status find_codec_s(tagc_cluster *c, double codec_s[2]) {
+    const int formats[] = {c->question.token_forward, c->question.token_backward};
+    for (int i = 0; i < 2; i++) {
+        double ns = c->codec_ns;
+        if (formats[i] == TAGC_FORMAT_BF16)
+            ns = 0;
+        else if (c->is_measured)
+            TAGC_TRY(tagc_plan_blocks_codec(formats[i], &ns));
+        codec_s[i] = 1e-9 * ns;
+    }
+    if (c->is_measured) c->codec_ns = 1e9 * (codec_s[0] + codec_s[1]) / 2;
+    return TAGC_OK;
+}
+
+static tagc_status plan_mesh(tagc_cluster *c, tagc_mesh_plan *out) {
+    double codec_s[2];
+    TAGC_TRY(tagc_mesh_plan_make(&c->question, 1e12 * c->values.tflops, out));
+    if (c->values.compute_s > 0) out->compute_s = c->values.compute_s;
+    if (!(out->any.legs[TAGC_MESH_LEG_EXPERT].between > 0)) return TAGC_OK;
+    TAGC_TRY(find_codec_s(c, codec_s));
+    for (int i = 0; i < c->n_links; i++)
+        TAGC_TRY(tagc_mesh_plan_add_tokens(&c->question, c->latency_s, tagc_cluster_payload(c->links[i]),
+                                           codec_s, out));
+    return TAGC_OK;
+}
+
 tagc_status tagc_cluster_make(tagc_cluster *c, tagc_cluster_plan *out) {
-    if (c->is_mesh) return tagc_mesh_plan_make(&c->question, 1e12 * c->values.tflops, &out->mesh);
-    return simulate(c, out);
+    return c->is_mesh ? plan_mesh(c, &out->mesh) : simulate(c, out);
 }
 
 /* ---- for Python ---- */

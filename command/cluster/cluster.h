@@ -17,7 +17,7 @@ typedef struct tagc_cluster_values {
     const char *params, *link, *latency, *host_link, *json;
     int64_t hosts, gpus_per_host, tokens, accumulate;
     double tflops, compute_s, codec_ns;
-    const char *sequence_parallel, *offload, *pipeline_values;
+    const char *sequence_parallel, *offload, *pipeline_values, *token_values;
     int64_t n_tensor, n_context, n_pipeline, n_expert, n_stages_per_rank;
     int64_t micro_batches, micro_batch_size, sequence_length;
     int64_t experts, experts_per_token;
@@ -32,9 +32,9 @@ typedef struct tagc_cluster {
     const char *name;                   /* of the model; NULL: by size */
     double links[TAGC_TIMES_MAX_LINKS]; /* (n_links) bits per second of a host's card */
     int n_links;
-    double latency_s, host_link; /* bits per second */
-    tagc_mesh_question question; /* of a mesh, without a way of data parallelism; else its model alone */
-    double codec_ns;
+    double latency_s, host_link;    /* bits per second */
+    tagc_mesh_question question;    /* of a mesh, without a way of data parallelism; else its model alone */
+    double codec_ns;                /* on a mesh: of tokens, the mean of both ways */
     int is_measured, codec_threads; /* the codec, and on how many threads */
 } tagc_cluster;
 

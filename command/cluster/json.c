@@ -140,6 +140,19 @@ static void print_mesh_plan(const tagc_cluster *c, const tagc_mesh_plan *plan, F
         fputc('}', out);
     }
     fputc(']', out);
+    open_list(out, "token_links");
+    for (int i = 0; i < plan->n_token_links; i++) {
+        const tagc_tokens_reply *reply = &plan->tokens[i];
+        open_element(out, i);
+        number(out, "bits_per_s", 1, c->links[i]);
+        text(out, "choice", 0, reply->verdict == TAGC_VERDICT_PAYS ? "compress" : "off");
+        text(out, "verdict", 0, tagc_verdict_name(reply->verdict));
+        number(out, "plain_s", 0, reply->comm_s[0]);
+        number(out, "packed_s", 0, reply->comm_s[1]);
+        number(out, "codec_ns", 0, c->codec_ns);
+        fputc('}', out);
+    }
+    fputc(']', out);
 }
 
 /* ---- of data parallelism ---- */

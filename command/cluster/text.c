@@ -285,6 +285,20 @@ static void print_sent(const tagc_cluster *c, const tagc_mesh_plan *plan, FILE *
     fprintf(out, "\n");
 }
 
+static void print_tokens(const tagc_cluster *c, const tagc_mesh_plan *plan, FILE *out) {
+    char rate[CELL], cells[2][CELL];
+    if (plan->n_token_links == 0) return;
+    fprintf(out, "\ntokens of experts, %.3g ns of the codec per value, %s\n", c->codec_ns,
+            c->is_measured ? "measured here on 1 thread" : "as given");
+    for (int i = 0; i < plan->n_token_links; i++) {
+        const tagc_tokens_reply *reply = &plan->tokens[i];
+        for (int k = 0; k < 2; k++) seconds_text(reply->comm_s[k], cells[k]);
+        fprintf(out, "%s: %s. Collectives.tokens() takes %s of a step, torch's own all-to-all %s\n",
+                rate_text(c->links[i], rate), reply->verdict == TAGC_VERDICT_PAYS ? "compress" : "off",
+                cells[1], cells[0]);
+    }
+}
+
 static void print_mesh(const tagc_cluster *c, const tagc_mesh_plan *plan, FILE *out) {
     char seconds[CELL];
     print_head(c, plan, out);
@@ -293,6 +307,7 @@ static void print_mesh(const tagc_cluster *c, const tagc_mesh_plan *plan, FILE *
             seconds_text(plan->compute_s, seconds));
     print_memories(plan, out);
     print_sent(c, plan, out);
+    print_tokens(c, plan, out);
     fprintf(out,
             "\ncounted by formulas, not simulated: no leg is overlapped with computing or another one\n");
 }

@@ -27,18 +27,19 @@ static const tagc_option rows[] = {
     INT("gpus-per-host", gpus_per_host, 1, 64, NULL, "1", "ranks on each host"),
     INT("ranks-per-host", gpus_per_host, 1, 64, NULL, "1", "the same as --gpus-per-host"),
     TEXT(NULL, "link", link, NULL, "1gbit,10gbit,25gbit", "RATES", "rates of a host's network card"),
-    TEXT(NULL, "latency", latency, NULL, "50us", "TIME", "between hosts, one way; not on a mesh"),
+    TEXT(NULL, "latency", latency, NULL, "50us", "TIME", "between hosts, one way; on a mesh only for --expert-parallel"),
     TEXT(NULL, "host-link", host_link, NULL, "800gbit", "RATE", "between the GPUs of a host; not on a mesh"),
     REAL("tflops", tflops, 0.001, 1e5, NULL, "150",
          "what a GPU reaches in training, often 40 % of what its data sheet says"),
     REAL("compute-s", compute_s, 1e-9, 1e6, "auto", "auto",
-         "seconds that a step computes, measured, in place of --tflops and --tokens; not on a mesh"),
+         "seconds that a step computes, measured, in place of --tflops and --tokens"),
     INT("tokens", tokens, 1, 1 << 24, NULL, "16384",
         "of each GPU and micro-step, in sequences of 2048; not on a mesh"),
     INT("accumulate", accumulate, 1, 65536, NULL, "1",
         "micro-steps of a step, of which the last one exchanges gradients; not on a mesh"),
     REAL("codec-ns", codec_ns, 0, 1e6, "measured=-1", "measured",
-         "nanoseconds that the codec takes per element; measured: here, on the threads that compress() takes; not on a mesh"),
+         "nanoseconds that the codec takes per element; measured: here, on the threads that compress() takes; on a mesh only for"
+         " --expert-parallel, on one thread"),
     CHOICE("codec", codec, "device|host", "device", "where tagc compresses, and so has residuals and buffers: tagc.Options(codec=)"),
     TEXT(NULL, "json", json, NULL, NULL, "FILE", "file for the plan, too; - prints nothing else"),
 
@@ -65,6 +66,8 @@ static const tagc_option rows[] = {
     CHOICE("recompute", recompute, "none|attention|full", "none", "what the backward pass computes again"),
     TEXT(NULL, "pipeline-values", pipeline_values, NULL, "int8,int4", "F,B",
          "of compress_stage(): activations and gradients between hosts, each bf16, int8 or int4"),
+    TEXT(NULL, "token-values", token_values, NULL, "int8,int8", "F,B",
+         "of Collectives.tokens(): tokens of experts between hosts and their gradients, each bf16, int8 or int4"),
 };
 /* clang-format on */
 enum { N_ROWS = sizeof rows / sizeof rows[0], MOST_RANKS = 65536 }; /* as of a tagc_comm */
@@ -175,10 +178,10 @@ static tagc_status read_offload(const char *text, int *out) {
     return TAGC_OK;
 }
 
-static tagc_status read_pipeline_values(const char *text, tagc_mesh_question *q) {
+static tagc_status read_values(const char *option, const char *text, int *forward, int *backward) {
     static const char *const names[] = {"bf16", "int8", "int4"};
     static const int formats[] = {TAGC_FORMAT_BF16, TAGC_FORMAT_INT8, TAGC_FORMAT_INT4};
-    int *const out[] = {&q->forward, &q->backward};
+    int *const out[] = {forward, backward};
     char word[48];
     int n = 0, is_right = 1;
     for (const char *at = text; next_word(&at, word); n++) {
@@ -191,9 +194,8 @@ static tagc_status read_pipeline_values(const char *text, tagc_mesh_question *q)
     if (is_right && n == 2) return TAGC_OK;
     return tagc_fail(
         TAGC_ERR_ARGUMENT,
-        "--pipeline-values is \"%.40s\", allowed: two of bf16, int8 and int4, forward and backward, as in"
-        " int8,int4",
-        text ? text : "");
+        "--%s is \"%.40s\", allowed: two of bf16, int8 and int4, forward and backward, as in int8,int4",
+        option, text ? text : "");
 }
 
 static tagc_status read_sequence(const char *text, int *out) {
@@ -265,7 +267,7 @@ static tagc_status read_experts(const tagc_cluster_values *v, tagc_mesh_model *m
 
 static tagc_status read_mesh(const tagc_parsed *parsed, tagc_cluster *c) {
     static const char *const of_batch[] = {"tokens", "accumulate"};
-    static const char *const of_times[] = {"latency", "host-link", "codec-ns", "compute-s"};
+    static const char *const of_times[] = {"host-link", "latency", "codec-ns"};
     static const char *const of_pipeline[] = {"pipeline-schedule", "stages-per-rank", "pipeline-values"};
     const tagc_cluster_values *v = &c->values;
     tagc_mesh_question *q = &c->question;
@@ -276,7 +278,7 @@ static tagc_status read_mesh(const tagc_parsed *parsed, tagc_cluster *c) {
                 "--%s is not for a mesh, where a step has --micro-batches of --micro-batch-size sequences of "
                 "--sequence-length",
                 of_batch[i]);
-    for (size_t i = 0; i < sizeof of_times / sizeof of_times[0]; i++)
+    for (size_t i = 0; i < (v->n_expert > 1 ? 1 : 3); i++) /* tokens of experts have the last two */
         if (tagc_options_given(parsed, of_times[i]))
             return tagc_fail(TAGC_ERR_ARGUMENT, "--%s is not for a mesh, of which nothing is simulated",
                              of_times[i]);
@@ -288,7 +290,10 @@ static tagc_status read_mesh(const tagc_parsed *parsed, tagc_cluster *c) {
     TAGC_TRY(read_sequence(v->sequence_parallel, &q->sequence));
     TAGC_TRY(read_offload(v->offload, &q->offload));
     q->codec_on_host = v->codec == TAGC_CODEC_ON_HOST;
-    TAGC_TRY(read_pipeline_values(v->pipeline_values, q));
+    if (v->n_expert == 1 && tagc_options_given(parsed, "token-values"))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--token-values is given, but --expert-parallel is 1");
+    TAGC_TRY(read_values("pipeline-values", v->pipeline_values, &q->forward, &q->backward));
+    TAGC_TRY(read_values("token-values", v->token_values, &q->token_forward, &q->token_backward));
     q->world_size = (int)(v->hosts * v->gpus_per_host);
     q->ranks_per_host = (int)v->gpus_per_host;
     q->n_tensor = (int)v->n_tensor;

@@ -4,6 +4,8 @@ both. Torch's own in bf16 against tagc's, in one run, in turn, over hosts with s
     sudo $(scripts/python.sh find) lab/studies/tokens_bench.py --rates 100mbit 1gbit
     ... --ranks-per-host 2            # two levels
 
+"fp8" rounds whole blocks of 128 to e4m3 by torch, on the processor, and sends bytes by torch's own.
+
 Routing is uneven: shares of experts fall like 1 / rank, other ones each step. Nothing is computed, so the
 ratio of seconds is the most that a model can gain. bytes: through rank 0's host's card, of all its ranks."""
 
@@ -17,12 +19,16 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "lab" / "studies"), str(ROOT / "lab" / "hosts")]
+sys.path.append(str(ROOT / "tests" / "python"))  # for its questions to the planner
+os.environ.setdefault("TAGC_LIBRARY", str(ROOT / "build" / "libtagc.so"))
+
 import torch
 import torch.distributed as dist
 from torch_bench import bytes_sent
 
 ARMS = {
     "bf16": None,  # torch's own
+    "fp8": None,  # torch's own, of blocks in fp8
     "whole": {"forward": "whole", "backward": "whole"},  # tagc's connections alone
     "8/8": {},
     "8/4": {"backward": "int4"},
@@ -42,29 +48,81 @@ def counts_of(step, args, world_size):
     return counts
 
 
-class Torch:
+FP8_BLOCK, FP8_MOST = 128, 448.0  # values of a scale; the largest of e4m3
+
+
+def fp8_encoded(x):
+    """(n, C) -> (n, C + C / 32) bytes: values, then a scale in fp32 for each block of a row, whose length is
+    that of a narrow row at most."""
+    blocks = x.float().unflatten(1, (-1, min(FP8_BLOCK, x.shape[1])))
+    scales = blocks.abs().amax(2, keepdim=True).clamp(min=1e-30) / FP8_MOST
+    values = (blocks / scales).to(torch.float8_e4m3fn)
+    return torch.cat([values.flatten(1).view(torch.uint8), scales.flatten(1).view(torch.uint8)], 1)
+
+
+def fp8_decoded(message, width, dtype):
+    values, scales = message.split([width, message.shape[1] - width], 1)
+    values = values.contiguous().view(torch.float8_e4m3fn).float().unflatten(1, (-1, min(FP8_BLOCK, width)))
+    return (values * scales.contiguous().view(torch.float32)[:, :, None]).flatten(1).to(dtype)
+
+
+def fp8_rounded(x):
+    return fp8_decoded(fp8_encoded(x), x.shape[1], x.dtype)
+
+
+class Torch(torch.autograd.Function):
     """Torch's own; it has none in bf16 by gloo, so bytes travel."""
 
-    def __call__(self, x, received, sent):
-        return _Bytes.apply(x, received, sent)
-
-
-class _Bytes(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, received, sent):
-        ctx.splits = received, sent
-        return _move(x, received, sent)
+    def forward(ctx, x, received, sent, is_fp8):
+        ctx.call = received, sent, is_fp8
+        return _move(x, received, sent, is_fp8)
 
     @staticmethod
     def backward(ctx, gradient):
-        received, sent = ctx.splits
-        return _move(gradient, sent, received), None, None
+        received, sent, is_fp8 = ctx.call
+        return _move(gradient, sent, received, is_fp8), None, None, None
 
 
-def _move(x, received, sent):
-    output = x.new_empty(sum(received), x.shape[1])
-    dist.all_to_all_single(output.view(torch.uint8), x.contiguous().view(torch.uint8), received, sent)
-    return output
+def _move(x, received, sent, is_fp8):
+    rows = fp8_encoded(x) if is_fp8 else x.contiguous().view(torch.uint8)
+    output = rows.new_empty(sum(received), rows.shape[1])
+    dist.all_to_all_single(output, rows, received, sent)
+    return fp8_decoded(output, x.shape[1], x.dtype) if is_fp8 else output.view(x.dtype)
+
+
+def torchs(is_fp8):
+    return lambda x, received, sent: Torch.apply(x, received, sent, is_fp8)
+
+
+def planned_s(args, world_size, name):
+    """Returns the seconds that `tagc plan` forecasts for an arm, with the codec of this processor."""
+    import plan_parts
+
+    from tagc import _planner as planner
+
+    options = {"forward": "int8", "backward": "int8"} | (ARMS[name] or {})
+    formats = ["bf16" if values == "whole" else values for values in options.values()]
+    codec_s = [0.0 if values == "bf16" else 1e-9 * planner.blocks_ns(values) for values in formats]
+    bits_per_s = float(args.rate.removesuffix("mbit").removesuffix("gbit")) * (
+        1e9 if "gbit" in args.rate else 1e6
+    )
+    reply = plan_parts.ask_tokens(
+        *formats,
+        world_size=world_size,
+        ranks_per_host=args.ranks_per_host,
+        n_experts=args.experts,
+        n_active=args.top_k,
+        n_tokens=args.tokens,
+        width=args.width,
+        element_bytes=2,
+        n_forward=2,
+        n_backward=2,
+        codec_s=tuple(codec_s),
+        latency_s=1e-4,
+        bytes_per_s=bits_per_s / 8 * 1448 / 1538 / args.ranks_per_host,
+    )
+    return reply.comm_s[ARMS[name] is not None]
 
 
 def run(args):
@@ -77,7 +135,7 @@ def run(args):
     exchanges, comms = {}, []
     for name, options in ARMS.items():
         if options is None:
-            exchanges[name] = [Torch(), Torch()]
+            exchanges[name] = [torchs(name == "fp8")] * 2
             continue
         comm = Collectives(hosts=n_hosts if args.ranks_per_host > 1 else None, **options)
         comms.append(comm)
@@ -110,6 +168,7 @@ def run(args):
                 f"{name:5} {1e3 * statistics.median(seconds):8.1f} ms ({1e3 * min(seconds):.1f} to "
                 f"{1e3 * max(seconds):.1f})   {statistics.median(faster):.2f} times as fast "
                 f"({min(faster):.2f} to {max(faster):.2f}), {statistics.median(fewer):.2f} times fewer bytes"
+                + ("" if name == "fp8" else f"; planned {1e3 * planned_s(args, world_size, name):.1f} ms")
             )
     for comm in comms:
         comm.close()

@@ -284,6 +284,53 @@ def test_recipes_train(tmp_path):
     assert all(row["bytes_of_host"] < row["dense_bytes_of_host"] for row in own), own
 
 
+def tokens_loss_has_the_bits_of_processes(rank, world_size):
+    from tokens_loss import Wire
+
+    from tagc.collectives import Collectives
+
+    counts, key = torch.tensor([[40, 50], [60, 33]]), "layer 0 dispatch"
+    torch.manual_seed(4)
+    rows, gradient = (torch.randn(183, 128).pow(3).bfloat16() for _ in range(2))
+    own, came = rows.split(counts.sum(1).tolist())[rank], gradient.split(counts.sum(0).tolist())[rank]
+    for formats in ("int8", "int8"), ("int8", "int4"), ("whole", "whole"):
+        wire = Wire(*formats)
+        with Collectives(forward=formats[0], backward=formats[1], timeout_s=60) as comm:
+            exchange = comm.tokens(key)
+            for step in range(2):
+                x = own.clone().requires_grad_()
+                y = exchange(x, counts[:, rank].tolist(), counts[rank].tolist())
+                y.backward(came)
+                moved = wire.move(rows, counts, key, False)
+                back = wire.move(gradient, counts.T.contiguous(), key, True)
+                assert y.equal(moved.split(counts.sum(0).tolist())[rank]), (formats, step)
+                assert x.grad.equal(back.split(counts.sum(1).tolist())[rank]), (formats, step)
+
+
+def test_tokens_loss_has_the_bits_of_processes():
+    ranks.run_each([tokens_loss_has_the_bits_of_processes], 2)
+
+
+def test_tokens_loss_computes_a_mixture_of_experts():
+    """Token by token, with nothing rounded but to bf16."""
+    from tokens_loss import Experts, Wire
+
+    torch.manual_seed(5)
+    layer = Experts(128, 4, 256, "layer 0")
+    layer.wire = Wire("whole", "whole")
+    x = torch.randn(8, 16, 128).bfloat16().float()
+    weights, chosen = layer.router(x).softmax(-1).topk(2)
+    weights = weights / weights.sum(-1, keepdim=True)
+    each = torch.stack(
+        [torch.nn.functional.gelu(x @ up) @ down for up, down in zip(layer.up, layer.down)], -1
+    ).bfloat16()
+    exact = sum(
+        weights[..., i, None] * each.gather(-1, chosen[..., i, None, None].expand(*x.shape, 1))[..., 0]
+        for i in range(2)
+    )
+    assert (layer(x) - exact).abs().max() < 0.02 * exact.abs().max()
+
+
 # ---- formats of Muon's matrices ----
 
 

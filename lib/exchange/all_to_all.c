@@ -115,6 +115,14 @@ static uint64_t message_bytes(const tagc_all_to_all *a, uint64_t n) {
     return n_bytes;
 }
 
+uint64_t tagc_all_to_all_bytes(const tagc_all_to_all_options *options, const tagc_blocks_options *blocks,
+                               uint64_t element_bytes, uint64_t n_elems) {
+    tagc_all_to_all a = {.options = *options, .is_coded = blocks != NULL};
+    a.call.element_bytes = element_bytes;
+    if (blocks) a.blocks = *blocks;
+    return COUNTS_BYTES + message_bytes(&a, n_elems);
+}
+
 /* ---- counts ---- */
 
 static tagc_status move(tagc_all_to_all *a, tagc_leg leg, uint32_t n_peers, const void *from, void *to) {

@@ -52,4 +52,8 @@ struct tagc_all_to_all {
     uint8_t *sent, *received;
 };
 
+/* Bytes that a rank sends another one in a call: what they compare, and n elements. blocks: of the call, or NULL. */
+uint64_t tagc_all_to_all_bytes(const tagc_all_to_all_options *options, const tagc_blocks_options *blocks,
+                               uint64_t element_bytes, uint64_t n_elems);
+
 #endif

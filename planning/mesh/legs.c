@@ -2,6 +2,7 @@
 #include "mesh/parts.h"
 
 #include "core/status.h"
+#include "plan/bytes.h"
 #include "tagc/blocks.h"
 #include <stdlib.h>
 
@@ -65,26 +66,37 @@ static double context_bytes(const tagc_mesh_question *q) {
     return q->n_micro_batches * layers_of(q) * (passes * 2 * n * (q->n_context - 1) + 4 * n * q->n_context);
 }
 
-/* Tokens go to their experts and back, and so do the gradients; spread evenly. */
-static double expert_bytes(const tagc_mesh_question *q) {
+/* Tokens go to their experts and back, and so do the gradients; spread evenly. n_near: ranks of the group on a host, itself included. */
+static void add_tokens(counter *c, int rank, int n_near, double *of_rank) {
+    const tagc_mesh_question *q = c->q;
     const tagc_mesh_model *m = &q->model;
-    double passes = q->recompute == TAGC_MESH_RECOMPUTE_ALL ? 6 : 4;
-    return q->n_micro_batches * layers_of(q) * passes * m->n_active * tagc_mesh_tokens(q) * 2 * m->n_embd *
-           (q->n_expert - 1) / q->n_expert;
+    double n_values = m->n_active * tagc_mesh_tokens(q) * m->n_embd / q->n_expert; /* for each rank */
+    int n_hosts = q->n_expert / n_near;
+    int is_torchs = q->token_forward == TAGC_FORMAT_BF16 && q->token_backward == TAGC_FORMAT_BF16;
+    for (int i = 0; i < 2; i++) { /* forward, backward */
+        int format = i == 0 ? q->token_forward : q->token_backward;
+        double n_calls =
+            q->n_micro_batches * layers_of(q) * (i == 0 && q->recompute == TAGC_MESH_RECOMPUTE_ALL ? 4 : 2);
+        double within = 2 * n_values * (n_near - 1), between = 2 * n_values * (q->n_expert - n_near);
+        if (n_hosts > 1 && !is_torchs) { /* neighbours first collect what leaves the host */
+            within *= n_hosts;
+            between = tagc_plan_all_to_all_bytes(format, q->block, 2, n_values, n_hosts, n_near);
+        }
+        add(c, rank, TAGC_MESH_LEG_EXPERT, n_calls * (within + between), n_calls * between, of_rank);
+    }
 }
 
 static void add_within_stage(counter *c, const place *at, double *of_rank) {
     const tagc_mesh_question *q = c->q;
-    int context = at->data % q->n_context, expert = at->data % q->n_expert, n_far = 0;
+    int context = at->data % q->n_context, expert = at->data % q->n_expert, n_near = 0;
     int next = rank_of(q, at->stage, at->data, (at->tensor + 1) % q->n_tensor);
     add_to(c, at->rank, TAGC_MESH_LEG_TENSOR, tensor_bytes(q, at->stage), next, of_rank);
     next = rank_of(q, at->stage, at->data - context + (context + 1) % q->n_context, at->tensor);
     add_to(c, at->rank, TAGC_MESH_LEG_CONTEXT, context_bytes(q), next, of_rank);
     if (q->n_expert == 1) return;
     for (int i = 0; i < q->n_expert; i++)
-        n_far += !are_near(q, at->rank, rank_of(q, at->stage, at->data - expert + i, at->tensor));
-    double n_bytes = expert_bytes(q);
-    add(c, at->rank, TAGC_MESH_LEG_EXPERT, n_bytes, n_bytes * n_far / (q->n_expert - 1), of_rank);
+        n_near += are_near(q, at->rank, rank_of(q, at->stage, at->data - expert + i, at->tensor));
+    add_tokens(c, at->rank, n_near, of_rank);
 }
 
 /* ---- between stages ---- */

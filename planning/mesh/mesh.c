@@ -201,12 +201,13 @@ static tagc_status check_schedule(const tagc_mesh_question *q) {
 }
 
 static tagc_status check_messages(const tagc_mesh_question *q) {
-    const int formats[] = {q->forward, q->backward};
-    for (int i = 0; i < 2; i++)
+    static const char *const names[] = {"forward", "backward", "tokens forward", "tokens backward"};
+    const int formats[] = {q->forward, q->backward, q->token_forward, q->token_backward};
+    for (int i = 0; i < 4; i++)
         if (formats[i] != TAGC_FORMAT_BF16 && formats[i] != TAGC_FORMAT_INT8 &&
             formats[i] != TAGC_FORMAT_INT4)
-            return tagc_fail(TAGC_ERR_ARGUMENT, "%s is format %d, allowed: bf16, int8, int4",
-                             i == 0 ? "forward" : "backward", formats[i]);
+            return tagc_fail(TAGC_ERR_ARGUMENT, "%s is format %d, allowed: bf16, int8, int4", names[i],
+                             formats[i]);
     return TAGC_OK;
 }
 

@@ -69,7 +69,8 @@ typedef struct tagc_mesh_question {
     double sparsity;       /* of compressed parameters; attention takes the default that goes with it */
     int gather;            /* tagc_gather_kind, from BF16 on */
     int forward, backward; /* tagc_format between stages on different hosts: BF16, INT8 or INT4 */
-    int block;             /* values per scale of these */
+    int token_forward, token_backward; /* and of tokens of experts on other hosts; both BF16: torch's own */
+    int block;                         /* values per scale of these */
 } tagc_mesh_question;
 
 typedef enum tagc_mesh_kind {

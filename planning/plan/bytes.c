@@ -1,6 +1,7 @@
 /* Asks lib/exchange for the volume of one exchange, and for what reducers hold. */
 #include "plan/bytes.h"
 
+#include "exchange/all_to_all.h"
 #include "exchange/options.h"
 #include "exchange/volume.h"
 #include "transport/work.h"
@@ -38,6 +39,19 @@ tagc_status tagc_plan_gathered_bytes(int kind, double n_values, int n_hosts, int
     TAGC_TRY(tagc_gatherer_volume(&options, n_hosts, &volume));
     *n_bytes = sum_of(&volume);
     return TAGC_OK;
+}
+
+double tagc_plan_all_to_all_bytes(int format, int block, int element_bytes, double n_values, int n_hosts,
+                                  int per_host) {
+    tagc_all_to_all_options options;
+    tagc_blocks_options blocks;
+    tagc_all_to_all_options_init(&options);
+    tagc_blocks_options_init(&blocks);
+    blocks.format = format;
+    blocks.block = block;
+    uint64_t n = (uint64_t)ceil(n_values * per_host), element = (uint64_t)element_bytes;
+    int is_whole = format == TAGC_FORMAT_BF16;
+    return (n_hosts - 1) * (double)tagc_all_to_all_bytes(&options, is_whole ? NULL : &blocks, element, n);
 }
 
 /* ---- what reducers hold ---- */

@@ -15,6 +15,11 @@ tagc_status tagc_plan_reduced_bytes(tagc_reducer_options *options, double n_valu
 /* And of a gather of so many values, of which the ranks of a place have their part. kind: tagc_gather_kind. */
 tagc_status tagc_plan_gathered_bytes(int kind, double n_values, int n_hosts, int per_host, double *n_bytes);
 
+/* And of an all-to-all that spreads tokens evenly over the ranks. format: BF16: whole. n_values: that each rank has for each other one.
+ * Whatever the number of ranks on a host, those of one place are an all-to-all, with one message for each other host. */
+double tagc_plan_all_to_all_bytes(int format, int block, int element_bytes, double n_values, int n_hosts,
+                                  int per_host);
+
 /* Bytes of a rank for reducers. */
 typedef struct tagc_host_memory {
     uint64_t residual, buffers;

@@ -7,6 +7,7 @@
 #include "core/status.h"
 #include "core/thread.h"
 #include "exchange/options.h"
+#include "tagc/blocks.h"
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -142,4 +143,29 @@ tagc_status tagc_plan_gather_codec(int gather, int n_threads, double *ns) {
         return tagc_fail(TAGC_ERR_ARGUMENT, "gather is %d, allowed: 0 to %d", gather,
                          TAGC_N_GATHER_KINDS - 1);
     return measure(&what, ns);
+}
+
+tagc_status tagc_plan_blocks_codec(int format, double *ns) {
+    tagc_blocks_options blocks;
+    uint64_t n_bytes, seed = 1;
+    double seconds[N_RUNS + 1];
+    void *values = NULL, *message = NULL;
+    tagc_blocks_options_init(&blocks);
+    blocks.format = format;
+    TAGC_TRY(tagc_blocks_bytes(&blocks, N_ELEMS, &n_bytes));
+    tagc_status status = tagc_memory_create(N_ELEMS * sizeof(float), "values", &values);
+    if (status == TAGC_OK) status = tagc_memory_create(n_bytes, "a message", &message);
+    if (status == TAGC_OK) tagc_fill_gradient(values, N_ELEMS, &seed);
+    for (int run = 0; status == TAGC_OK && run <= N_RUNS; run++) {
+        double begin_s = tagc_clock_s();
+        status = tagc_blocks_encode(&blocks, values, N_ELEMS, message, n_bytes);
+        if (status == TAGC_OK) status = tagc_blocks_decode(&blocks, message, n_bytes, values, N_ELEMS);
+        seconds[run] = tagc_clock_s() - begin_s;
+    }
+    tagc_memory_destroy(message);
+    tagc_memory_destroy(values);
+    TAGC_TRY(status);
+    qsort(seconds + 1, N_RUNS, sizeof(double), by_size);
+    *ns = 1e9 * seconds[1 + N_RUNS / 2] / N_ELEMS;
+    return TAGC_OK;
 }

@@ -1,4 +1,4 @@
-/* What compressing costs on this processor: two ranks as threads exchange. */
+/* What compressing costs on this processor: two ranks as threads exchange, or one array is encoded and decoded. */
 #ifndef TAGC_SIZES_CODEC_H
 #define TAGC_SIZES_CODEC_H
 
@@ -9,6 +9,9 @@ TAGC_API tagc_status tagc_plan_codec(int format, double sparsity, int n_threads,
 
 /* And per element of a gather of parameters, of which a rank has half: encoding what it has, and decoding all. gather: tagc_gather_kind. */
 TAGC_API tagc_status tagc_plan_gather_codec(int gather, int n_threads, double *ns);
+
+/* And per value that crosses between hosts in blocks (tagc/blocks.h), encoded and decoded on one thread. */
+TAGC_API tagc_status tagc_plan_blocks_codec(int format, double *ns);
 
 /* Threads that compress() takes on a host of n_cores with n_ranks, unless it is told: half of a rank's share, at most 8. n_cores: 0: of this
  * machine. */

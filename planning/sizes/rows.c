@@ -172,8 +172,9 @@ const char *tagc_mesh_kind_name(int kind) {
     return names[kind];
 }
 
-static tagc_status ask_mesh(const tagc_mesh_question *question, const tagc_strategy *strategy, int forward,
-                            int backward, tagc_mesh_reply *reply) {
+/* is_packed: 1: stages and tokens in the question's formats; 0: as torch sends them. */
+static tagc_status ask_mesh(const tagc_mesh_question *question, const tagc_strategy *strategy, int is_packed,
+                            tagc_mesh_reply *reply) {
     tagc_mesh_question q = *question;
     q.struct_bytes = sizeof q;
     q.sharding = strategy->sharding;
@@ -181,8 +182,7 @@ static tagc_status ask_mesh(const tagc_mesh_question *question, const tagc_strat
     const tagc_schedule_plan plan = tagc_strategy_plan(strategy);
     q.format = plan.format;
     q.sparsity = plan.sparsity;
-    q.forward = forward;
-    q.backward = backward;
+    if (!is_packed) q.forward = q.backward = q.token_forward = q.token_backward = TAGC_FORMAT_BF16;
     *reply = (tagc_mesh_reply){.struct_bytes = sizeof *reply};
     return tagc_plan_mesh(&q, reply);
 }
@@ -211,27 +211,35 @@ static const char *format_name(int format) {
     return format == TAGC_FORMAT_BF16 ? "bf16" : format == TAGC_FORMAT_INT8 ? "int8" : "int4";
 }
 
-/* What travels whatever the strategy, and messages between stages as compress_stage() sends them. */
+/* A leg as tagc sends it, if something of it leaves a host. */
+static void add_packed(tagc_mesh_plan *plan, const char *what, const char *call, int forward, int backward,
+                       const tagc_mesh_bytes *bytes) {
+    char how[64];
+    if (!(bytes->between > 0)) return;
+    snprintf(how, sizeof how, ", %s, %s and %s", call, format_name(forward), format_name(backward));
+    add_sent(plan, what, how, 1, bytes);
+}
+
+/* What travels whatever the strategy, and tokens and messages between stages as tagc sends them. */
 static tagc_status add_shared(const tagc_mesh_question *q, tagc_mesh_plan *plan) {
     const tagc_mesh_bytes *legs = plan->any.legs;
     tagc_mesh_reply packed;
-    char name[64];
+    TAGC_TRY(ask_mesh(q, &tagc_strategies[TAGC_STRATEGY_STAYS_GATHERED], 1, &packed));
     add_sent(plan, "tensor parallel", "", 0, &legs[TAGC_MESH_LEG_TENSOR]);
     add_sent(plan, "context parallel", "", 0, &legs[TAGC_MESH_LEG_CONTEXT]);
     add_sent(plan, "expert parallel", "", 0, &legs[TAGC_MESH_LEG_EXPERT]);
+    add_packed(plan, "expert parallel", "Collectives.tokens()", q->token_forward, q->token_backward,
+               &packed.legs[TAGC_MESH_LEG_EXPERT]);
     add_sent(plan, "pipeline parallel", "", 0, &legs[TAGC_MESH_LEG_PIPELINE]);
-    if (!(legs[TAGC_MESH_LEG_PIPELINE].between > 0)) return TAGC_OK;
-    TAGC_TRY(ask_mesh(q, &tagc_strategies[TAGC_STRATEGY_STAYS_GATHERED], q->forward, q->backward, &packed));
-    snprintf(name, sizeof name, ", compress_stage(), %s and %s", format_name(q->forward),
-             format_name(q->backward));
-    add_sent(plan, "pipeline parallel", name, 1, &packed.legs[TAGC_MESH_LEG_PIPELINE]);
+    add_packed(plan, "pipeline parallel", "compress_stage()", q->forward, q->backward,
+               &packed.legs[TAGC_MESH_LEG_PIPELINE]);
     return TAGC_OK;
 }
 
 static tagc_status add_row(const tagc_mesh_question *q, const tagc_strategy *strategy, tagc_mesh_plan *plan) {
     int compresses = tagc_strategy_compresses(strategy);
     tagc_mesh_reply reply;
-    TAGC_TRY(ask_mesh(q, strategy, TAGC_FORMAT_BF16, TAGC_FORMAT_BF16, &reply));
+    TAGC_TRY(ask_mesh(q, strategy, 0, &reply));
     tagc_mesh_row *row = &plan->rows[plan->n_rows++];
     *row = (tagc_mesh_row){.name = strategy->name, .compresses = compresses, .stage = reply.fullest};
     for (int kind = 0; kind < TAGC_MESH_N_KINDS; kind++) {
@@ -253,8 +261,7 @@ static double flops_per_token(const tagc_mesh_question *q, uint64_t n_active) {
 
 tagc_status tagc_mesh_plan_make(const tagc_mesh_question *q, double flops_per_s, tagc_mesh_plan *out) {
     *out = (tagc_mesh_plan){0};
-    TAGC_TRY(ask_mesh(q, &tagc_strategies[TAGC_STRATEGY_STAYS_GATHERED], TAGC_FORMAT_BF16, TAGC_FORMAT_BF16,
-                      &out->any));
+    TAGC_TRY(ask_mesh(q, &tagc_strategies[TAGC_STRATEGY_STAYS_GATHERED], 0, &out->any));
     TAGC_TRY(add_shared(q, out));
     for (int i = 0; i < TAGC_N_STRATEGIES; i++)
         if (differs(q, out->any.n_data * q->n_context, &tagc_strategies[i]))
@@ -264,4 +271,33 @@ tagc_status tagc_mesh_plan_make(const tagc_mesh_question *q, double flops_per_s,
     out->compute_s =
         flops_per_token(q, out->any.n_active_params) * out->n_tokens / q->world_size / flops_per_s;
     return TAGC_OK;
+}
+
+tagc_status tagc_mesh_plan_add_tokens(const tagc_mesh_question *q, double latency_s, double card_bytes_per_s,
+                                      const double codec_s[2], tagc_mesh_plan *plan) {
+    const tagc_mesh_model *m = &q->model;
+    int near = q->ranks_per_host / q->n_tensor;
+    near = near < 1 ? 1 : near < q->n_expert ? near : q->n_expert;
+    if (!(plan->any.legs[TAGC_MESH_LEG_EXPERT].between > 0)) return TAGC_OK;
+    double n_layers = (double)(m->n_layer / q->n_pipeline) * q->n_micro_batches;
+    tagc_tokens_question ask = {.struct_bytes = sizeof ask,
+                                .world_size = q->n_expert,
+                                .ranks_per_host = near,
+                                .n_experts = m->n_experts,
+                                .n_active = m->n_active,
+                                .n_tokens = (double)q->n_sequences * q->n_tokens / q->n_context,
+                                .width = m->n_embd,
+                                .element_bytes = 2,
+                                .n_forward = n_layers * (q->recompute == TAGC_MESH_RECOMPUTE_ALL ? 4 : 2),
+                                .n_backward = n_layers * 2,
+                                .forward = q->token_forward,
+                                .backward = q->token_backward,
+                                .block = q->block,
+                                .codec_s = {codec_s[0], codec_s[1]},
+                                .latency_s = latency_s,
+                                .bytes_per_s = card_bytes_per_s / q->ranks_per_host,
+                                .compute_s = plan->compute_s};
+    tagc_tokens_reply *reply = &plan->tokens[plan->n_token_links++];
+    reply->struct_bytes = sizeof *reply;
+    return tagc_plan_tokens(&ask, reply);
 }

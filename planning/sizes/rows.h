@@ -4,6 +4,7 @@
 #define TAGC_SIZES_ROWS_H
 
 #include "sizes/catalogue.h"
+#include "sizes/tokens.h"
 
 /* ---- data parallelism alone: what a step takes on each link, and what hosts send ---- */
 
@@ -75,7 +76,7 @@ typedef struct tagc_mesh_sent {
     tagc_mesh_bytes bytes;
 } tagc_mesh_sent;
 
-enum { TAGC_MESH_MAX_ROWS = 8, TAGC_MESH_MAX_SENT = 4 + 1 + 2 * TAGC_MESH_MAX_ROWS + 1 };
+enum { TAGC_MESH_MAX_ROWS = 8, TAGC_MESH_MAX_SENT = 4 + 2 + 2 * TAGC_MESH_MAX_ROWS + 1 };
 
 typedef struct tagc_mesh_plan {
     tagc_mesh_reply any; /* of some strategy: what does not depend on it */
@@ -85,13 +86,20 @@ typedef struct tagc_mesh_plan {
     int n_rows;
     tagc_mesh_sent sent[TAGC_MESH_MAX_SENT];
     int n_sent;
+    tagc_tokens_reply tokens[TAGC_TIMES_MAX_LINKS]; /* (n_token_links) */
+    int n_token_links;                              /* 0: no token leaves its host */
 } tagc_mesh_plan;
 
 /* Of a kind of memory (tagc_mesh_kind). */
 const char *tagc_mesh_kind_name(int kind);
 
 /* The strategies that differ on this mesh. The question's sharding, format, sparsity and gather have no meaning; its forward and
- * backward are those of compress_stage(). TAGC_ERR_ARGUMENT names what is wrong with the question. */
+ * backward are those of compress_stage(), those of tokens of Collectives. TAGC_ERR_ARGUMENT names what is wrong with the question. */
 tagc_status tagc_mesh_plan_make(const tagc_mesh_question *question, double flops_per_s, tagc_mesh_plan *out);
+
+/* Adds what the experts' all-to-alls take on a link, if tokens leave their host. card_bytes_per_s: of a host. codec_s: of
+ * tagc_tokens_question. */
+tagc_status tagc_mesh_plan_add_tokens(const tagc_mesh_question *question, double latency_s,
+                                      double card_bytes_per_s, const double codec_s[2], tagc_mesh_plan *plan);
 
 #endif

@@ -31,7 +31,7 @@ class MeshQuestion(Structure):
         ("n_micro_batches", c_int), ("schedule", c_int), ("n_stages_per_rank", c_int), ("recompute", c_int),
         ("keeps_scores", c_int), ("has_dropout", c_int), ("offload", c_int), ("codec_on_host", c_int),
         ("format", c_int), ("sparsity", c_double), ("gather", c_int), ("forward", c_int), ("backward", c_int),
-        ("block", c_int),
+        ("token_forward", c_int), ("token_backward", c_int), ("block", c_int),
     ]
 
 
@@ -53,6 +53,23 @@ class DeviceMemory(Structure):
 
 class HostMemory(Structure):
     _fields_ = [("residual", c_uint64), ("buffers", c_uint64), ("transient", c_uint64)]
+
+
+class TokensQuestion(Structure):
+    _fields_ = [
+        ("struct_bytes", c_size_t), ("world_size", c_int), ("ranks_per_host", c_int), ("n_experts", c_int),
+        ("n_active", c_int), ("n_tokens", c_double), ("width", c_int), ("element_bytes", c_int),
+        ("n_forward", c_double), ("n_backward", c_double), ("forward", c_int), ("backward", c_int),
+        ("block", c_int), ("codec_s", c_double * 2), ("latency_s", c_double), ("bytes_per_s", c_double),
+        ("torch_bytes_per_s", c_double), ("compute_s", c_double),
+    ]
+
+
+class TokensReply(Structure):
+    _fields_ = [
+        ("struct_bytes", c_size_t), ("host_bytes", c_double * 2), ("comm_s", c_double * 2),
+        ("verdict", c_int), ("why", c_char * 256),
+    ]
 
 
 class Timed(Structure):
@@ -112,6 +129,7 @@ FUNCTIONS: dict[str, dict[str, tuple[list[Any], Any]]] = {
     "codec.h": {
         "tagc_plan_codec": ([c_int, c_double, c_int, POINTER(c_double)], c_int),
         "tagc_plan_gather_codec": ([c_int, c_int, POINTER(c_double)], c_int),
+        "tagc_plan_blocks_codec": ([c_int, POINTER(c_double)], c_int),
         "tagc_plan_threads": ([c_int, c_int], c_int),
     },
     "memory.h": {
@@ -123,6 +141,9 @@ FUNCTIONS: dict[str, dict[str, tuple[list[Any], Any]]] = {
             POINTER(DeviceMemory),
         ], c_int),
         "tagc_plan_pinned": ([POINTER(ReducerOptions), POINTER(c_uint32), c_size_t, c_int, c_int], c_uint64),
+    },
+    "tokens.h": {
+        "tagc_plan_tokens": ([POINTER(TokensQuestion), POINTER(TokensReply)], c_int),
     },
     "units.h": {
         "tagc_plan_units": ([POINTER(UnitsQuestion), POINTER(UnitsReply)], c_int),

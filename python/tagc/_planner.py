@@ -67,6 +67,14 @@ def codec_ns(values: str, sparsity: float, threads: int = 1) -> float:
     return ns.value
 
 
+def blocks_ns(values: str) -> float:
+    """Returns nanoseconds per value of tagc.blocks on one thread, encoded and decoded."""
+    ns = c_double()
+    status = _load().tagc_plan_blocks_codec(lib.FORMATS[values], byref(ns))
+    _check(status, f"no codec of blocks could be measured with values {values}")
+    return ns.value
+
+
 def gather_ns(parameters: str, threads: int = 1) -> float:
     """Returns nanoseconds per element of a gather in that format, without a network."""
     ns = c_double()

@@ -72,6 +72,7 @@ for line in """
 --model mixtral-8x7b --hosts 4 --gpus-per-host 8 --tensor-parallel 4 --sequence-parallel --context-parallel 2 --expert-parallel 2 --pipeline-parallel 2 --micro-batches 8 --sequence-length 8192 --recompute full --offload optimizer,activations
 --model llama-3-405b --hosts 128 --gpus-per-host 8 --tensor-parallel 8 --pipeline-parallel 2 --pipeline-schedule zero-bubble --stages-per-rank 3 --micro-batches 32 --micro-batch-size 2
 --params 13b --hosts 8 --gpus-per-host 8 --experts 16 --experts-per-token 3 --expert-parallel 8
+--params 1b --hosts 4 --gpus-per-host 2 --experts 16 --expert-parallel 8 --codec-ns 2 --latency 1ms --link 100mbit,400gbit --token-values int8,int4
 --params 1b --hosts 2 --pipeline-parallel 2 --pipeline-values bf16,int4 --offload parameters
 --model llama-3-70b --hosts 8 --gpus-per-host 8 --tensor-parallel 8 --sequence-parallel megatron --recompute attention
 --params 1b --tensor-parallel 0
@@ -92,6 +93,7 @@ for line in """
 --params 1b --stages-per-rank 2
 --params 1b --offload parameters,gradient
 --params 1b --pipeline-parallel 2 --pipeline-values int8
+--params 1b --experts 8 --expert-parallel 2 --token-values bf8,int4
 --params 1b --pipeline-parallel 2 --pipeline-schedule dualpipe
 --params 1b --pipeline-parallel 2 --hosts 2 --stages-per-rank 2
 --params 1b --tensor-parallel
@@ -107,6 +109,6 @@ for line in """
     else:
         assert a[0] == 2 and a[2][0].startswith("tagc: "), a
         n_bad += 1
-assert (n_good, n_bad) == (8, 22), (n_good, n_bad)
+assert (n_good, n_bad) == (9, 23), (n_good, n_bad)
 EOP
 echo "one plan, by two commands"

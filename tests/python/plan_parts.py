@@ -19,11 +19,23 @@ def threads_of(cores, ranks):
     return _load().tagc_plan_threads(cores, ranks)
 
 
+def ask_tokens(forward, backward, **numbers):
+    """Returns the planner's answer. numbers: the other fields of tagc_tokens_question."""
+    question = declared.TokensQuestion(struct_bytes=sizeof(declared.TokensQuestion), block=64)
+    formats = {"forward": lib.FORMATS[forward], "backward": lib.FORMATS[backward]}
+    for name, value in (formats | numbers).items():
+        setattr(question, name, value)
+    reply = declared.TokensReply(struct_bytes=sizeof(declared.TokensReply))
+    _check(_load().tagc_plan_tokens(byref(question), byref(reply)), reply.why.decode())
+    return reply
+
+
 def ask_mesh(gather, values, forward, backward, **numbers):
     """Returns the plan of one way to train on a mesh: the fields of tagc_mesh_reply. numbers: the other
     fields of tagc_mesh_question and tagc_mesh_model (planning/mesh/mesh.h)."""
     model = declared.MeshModel(**{name: numbers.pop(name) for name, *_ in declared.MeshModel._fields_})
     formats = {name: lib.FORMATS[text] for name, text in (("forward", forward), ("backward", backward))}
+    formats |= dict.fromkeys(("token_forward", "token_backward"), lib.FORMATS["bf16"])
     given = {"gather": GATHER_KINDS[gather], "format": lib.FORMATS[values], "block": 64} | formats | numbers
     question = declared.MeshQuestion(struct_bytes=sizeof(declared.MeshQuestion), model=model, **given)
     reply = declared.MeshReply(struct_bytes=sizeof(declared.MeshReply))

@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import launch
+import plan_parts
 import ranks
 import torch.distributed as dist
 from models import Even, batch_of, loss_of
@@ -748,7 +749,7 @@ def test_errors_are_the_same_on_every_rank():
 
 def test_the_command_asks_the_planner(capfd):
     """It measures link and codec, and prints the plan of such a link."""
-    ranks.run(launch.as_main, 2, "tagc", *"advise --params 10m --step-s 0.05".split())
+    ranks.run(launch.as_main, 2, "tagc", *"advise --params 10m --step-s 0.05 --experts 4".split())
     lines = [line for line in capfd.readouterr().out.splitlines() if not line.startswith("no verdict: ")]
     head, answer = lines[:2]
     rate, codec_ns = re.fullmatch(
@@ -758,6 +759,7 @@ def test_the_command_asks_the_planner(capfd):
     ).groups()
     assert float(rate) > 1 and 0.1 < float(codec_ns) < 1000
     assert re.search(r"bit/s: (compress|off)\. tagc, ", answer), answer
+    assert re.search(r"bit/s: (compress|off)\. Collectives.tokens\(\) takes ", lines[-1]), lines[-1]
 
 
 def test_the_command_passes_micro_steps_on():
@@ -768,6 +770,44 @@ def test_the_command_passes_micro_steps_on():
     same = ["--params=350m", "--hosts=2", "--latency=1000us", "--codec-ns=1", "--accumulate=4"]
     rate = f"--link={8e8 / command.PAYLOAD / 1e6:.6f}mbit"
     assert said.endswith(planner.plan([*same, rate]).text)
+
+
+def test_the_command_counts_tokens_of_experts():
+    """Over all ranks, as the plan does; off where the codec takes longer than the link."""
+    from tagc.commands import advise as command
+
+    asked = command.parser().parse_args(["--params=350m", "--experts=8", "--step-s=0.5"])
+    same = command.parser().parse_args(["--params=350m", "--experts-per-token=2", "--tokens=2048"])
+    assert (asked.experts_per_token, asked.tokens) == (same.experts_per_token, same.tokens)
+    for codec_ns, bytes_per_s, choice in ((2.0, 1e7, "compress"), (50.0, 1e10, "off")):
+        link = command.Link(1e-3, bytes_per_s, 1.0)
+        said = command._of_tokens(asked, 4, 2, link, codec_ns)
+        assert re.search(rf"bit/s: {choice}\. Collectives.tokens\(\) takes ", said), said
+        layers, width = plan_parts.shape_of(350e6)
+        forecast = plan_parts.ask_tokens(
+            "int8",
+            "int8",
+            world_size=8,
+            ranks_per_host=2,
+            n_experts=8,
+            n_active=2,
+            n_tokens=2048,
+            width=width,
+            element_bytes=2,
+            n_forward=2 * layers,
+            n_backward=2 * layers,
+            codec_s=(1e-9 * codec_ns,) * 2,
+            latency_s=1e-3,
+            bytes_per_s=bytes_per_s,
+            compute_s=0.5,
+        )
+        takes = [choices.seconds_text(seconds) for seconds in (forecast.comm_s[1], forecast.comm_s[0])]
+        assert f"takes {takes[0]} of a step, torch's own all-to-all {takes[1]}" in said, (takes, said)
+        assert lib.verdict(*(0.5 + s for s in forecast.comm_s)) == (
+            "pays" if choice == "compress" else "costs"
+        )
+    doubted = command._of_tokens(asked, 4, 2, command.Link(1e-3, 1e7, 3.0), 2.0)
+    assert "no verdict: " in doubted
 
 
 def test_the_command_gives_no_verdict_where_messages_differ_by_more():

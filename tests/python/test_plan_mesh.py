@@ -3,6 +3,7 @@ shares code with planning/mesh/."""
 
 import itertools
 import json
+import math
 import pathlib
 import random
 import re
@@ -237,6 +238,32 @@ def test_bytes_of_each_rank_and_host(t, c, d, p, e, per_host):
                 of["expert"].send(one, other, m * layers * 4 * k * tokens * 2 * h / e)
     for leg in ("tensor", "context", "expert", "gradients", "parameters"):
         assert legs[leg] == pytest.approx(of[leg].found()), leg
+    check_tokens(shape, at, (t, c, d, p, e, per_host), m * layers, k * tokens * h / e)
+
+
+def check_tokens(shape, at, mesh, n_layers, n_values):
+    """The experts' leg by tagc, in int8 and int4: neighbours first give each other what is for the ranks of
+    their place on any host, and each then sends one message to each other host. n_values: for each rank."""
+    t, c, d, p, e, per_host = mesh
+    ways = {"token_forward": lib.FORMATS["int8"], "token_backward": lib.FORMATS["int4"]}
+    packed = ask(**shape, **ways, sharding=GRAD)["legs"]["expert"]
+    ranks = Ranks(t, c, d, p, per_host)
+    for stage, z in itertools.product(range(p), range(t)):
+        mates = [at[stage, x, y, z] for x in range(d) for y in range(c)]
+        for first in range(0, len(mates), e):
+            group = mates[first : first + e]
+            by_host = [list(same) for _, same in itertools.groupby(group, lambda rank: rank // per_host)]
+            near, n = len(by_host[0]), n_values * len(by_host[0])
+            sent = [88 + 64 + 2 * math.ceil(n / 64) + math.ceil(n * bits / 8) for bits in (8, 4)]
+            sent = [88 + 2 * n] * 2 if n < 4096 else sent
+            for own, host in enumerate(by_host):
+                for i, rank in enumerate(host):
+                    for other in (one for one in host if one != rank):
+                        ranks.send(rank, other, n_layers * 4 * 2 * n_values * len(by_host))
+                    for k, there in enumerate(by_host):
+                        if k != own:
+                            ranks.send(rank, there[i], n_layers * 2 * sum(sent))
+    assert packed == pytest.approx(ranks.found())
 
 
 def test_what_is_computed_again_is_sent_again():
@@ -504,6 +531,11 @@ def test_the_command_names_what_is_wrong(capsys):
         (("--experts-per-token", 2), "--experts-per-token is given, but the model has no experts"),
         (("--tensor-parallel", 2, "--tokens", 4096), "--tokens is not for a mesh"),
         (("--tensor-parallel", 2, "--codec-ns", 5), "--codec-ns is not for a mesh, of which nothing is"),
+        (("--tensor-parallel", 2, "--token-values", "int8,int4"), "--token-values is given, but --expert"),
+        (
+            ("--experts", 8, "--expert-parallel", 2, "--token-values", "int8"),
+            '--token-values is "int8", allowed',
+        ),
         (("--model", "llama-3-8b", "--latency", "1s"), "--latency is not for a mesh"),
         (("--model", "llama-3-8b", "--host-link", "1kbit"), "--host-link is not for a mesh"),
         (("--tensor-parallel", 0), '"0", allowed: a whole number from 1 to 1024'),
@@ -596,13 +628,13 @@ def test_the_guide_shows_what_its_command_prints(capsys):
     """Line by line, in the order in which the command prints them."""
     page = (pathlib.Path(__file__).resolve().parents[2] / "docs/guide/does-it-pay.md").read_text()
     page = page[page.index("## On a mesh") : page.index("## Draw")]
-    command, *blocks = re.findall(r"^```\n(.*?)^```$", page, re.S | re.M)
+    command, *blocks, of_tokens, tokens = re.findall(r"^```\n(.*?)^```$", page, re.S | re.M)
     words = command.split()[4:]
     elsewhere = re.search(r"`--hosts (\d+) --gpus-per-host (\d+)`", page)
     other = list(words)
     other[other.index("--hosts") + 1], other[other.index("--gpus-per-host") + 1] = elsewhere.groups()
     assert len(blocks) == 2 and command.startswith("python -m tagc plan ")
-    for block, given in zip(blocks, (words, other)):
+    for block, given in zip([*blocks, tokens], (words, other, of_tokens.split()[4:])):
         printed = iter(line.rstrip() for line in tagc(capsys, 0, *given).splitlines())
         for line in block.splitlines():
             assert line in printed, f"not printed there: {line}"

@@ -74,6 +74,8 @@ static tagc_mesh_question mesh_question(int gather, int sharding, int per_host) 
                                 .format = TAGC_FORMAT_INT4,
                                 .gather = gather,
                                 .forward = TAGC_FORMAT_BF16,
+                                .token_forward = TAGC_FORMAT_BF16,
+                                .token_backward = TAGC_FORMAT_BF16,
                                 .backward = TAGC_FORMAT_BF16,
                                 .block = 64};
 }

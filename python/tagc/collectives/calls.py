@@ -81,15 +81,20 @@ class Call(NamedTuple):
     failure: Error | None
 
 
+def check_plain(name: str, tensor: Any) -> None:
+    """Raises Error unless this is a tensor, and no subclass with operators of its own. Local."""
+    if not isinstance(tensor, torch.Tensor):
+        raise Error("argument", f"{name} is a {type(tensor).__name__}, must be a tensor")
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        advice = ": pass .to_local()" if hasattr(tensor, "to_local") else ""
+        raise Error("argument", f"{name} is a {type(tensor).__name__}, must be a plain tensor{advice}")
+
+
 def check(what: str, source: Any, target: Any, n_ranks: int) -> None:
     """Raises Error unless these tensors fit. Local."""
     for name, tensor in {"input": source, "output": target}.items():
         name = "tensor" if what == "all_reduce" else name
-        if not isinstance(tensor, torch.Tensor):
-            raise Error("argument", f"{name} is a {type(tensor).__name__}, must be a tensor")
-        if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-            advice = ": pass .to_local()" if hasattr(tensor, "to_local") else ""
-            raise Error("argument", f"{name} is a {type(tensor).__name__}, must be a plain tensor{advice}")
+        check_plain(name, tensor)
         if tensor.layout != torch.strided or not tensor.is_contiguous():
             raise Error("argument", f"{name} of shape {tuple(tensor.shape)} is not contiguous")
         if not tensor.numel():

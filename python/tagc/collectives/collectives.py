@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -83,8 +83,9 @@ class Collectives:
         or if it may have a long first moment, all keys stay at 4 bits.
     parameters: of all_gather(). forward, backward: of all_to_all(), formats of what it sends, rounded to the
         nearest, and of gradients on their way back, rounded at random without bias: "int8", "int4" or
-        "whole". All other options are those of compress(). With sparsity 0, `mild` is `values` by default;
-        `codec` is "host".
+        "whole". Without a residual rounding costs loss, 0.2 to 0.3 % by default in the lab's two runs. All
+        other options are those of compress(). With sparsity 0, `mild` is `values` by default; `codec` is
+        "host".
 
     A key is a parameter, another tensor that you keep, or a string. It names the residual: what a call has
     rounded off or not sent is added to the next one with that key. p.data and p.grad are new tensors each
@@ -393,33 +394,47 @@ class Collectives:
             if runners.staging is not None and (why := runners.staging.why_host) is not None:
                 self._state.say_once(f"tagc: compressed on the host: {why}")
 
-            def run() -> torch.Tensor:
-                with torch.no_grad():
-                    try:
-                        if is_alone:
-                            self._name_of(call)
-                            copy(call)
-                        else:
-                            self._run(call)
-                            if self._is_in_caller and is_on_host:
-                                self._passes.synchronize()
-                    except BaseException as failure:
-                        self._passes.give_up()  # the step, as all ranks do
-                        work.fail(failure)
-                work.over.set()
-                return call.target
+            def exchange() -> None:
+                if is_alone:
+                    self._name_of(call)
+                    copy(call)
+                else:
+                    self._run(call)
+                    if self._is_in_caller and is_on_host:
+                        self._passes.synchronize()
 
-            if is_on_host and not self._is_in_caller and not is_alone:
-                self._last = work.future = runners.host.future(run)
-                return work
-            self._drain()
+            run = self._task(work, exchange, call.target)
             if is_on_host or is_alone:
-                work.future = Future()
-                work.future.set_result(run())
-            else:
-                is_awaited = not self._hosts.is_flat or what == "all_gather" or call.key is None
-                work.future = runners.future(run, call.source, is_awaited)
+                return self._start(work, run, not self._is_in_caller and not is_alone)
+            self._drain()
+            is_awaited = not self._hosts.is_flat or what == "all_gather" or call.key is None
+            work.future = runners.future(run, call.source, is_awaited)
             return work
+
+    def _task(self, work: Work, run: Callable[[], None], target: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Returns a call with its end, whether it fails or not."""
+
+        def task() -> torch.Tensor:
+            with torch.no_grad():
+                try:
+                    run()
+                except BaseException as failure:
+                    self._passes.give_up()  # the step, as all ranks do
+                    work.fail(failure)
+            work.over.set()
+            return target
+
+        return task
+
+    def _start(self, work: Work, run: Callable[[], torch.Tensor], is_in_thread: bool) -> Work:
+        """Runs a call in the runner's thread, in its turn, or here."""
+        if is_in_thread:
+            self._last = work.future = self._passes.runners.host.future(run)
+            return work
+        self._drain()
+        work.future = Future()
+        work.future.set_result(run())
+        return work
 
     def _check_open(self, what: str) -> None:
         if self.is_closed:
@@ -443,24 +458,8 @@ class Collectives:
             self._check_open("all_to_all")
             call = self._token_call(output, input, output_splits, input_splits, key, is_backward)
             work = Work(output, self._failed)
-
-            def run() -> torch.Tensor:
-                with torch.no_grad():
-                    try:
-                        self._tokens.run(call)
-                    except BaseException as failure:
-                        self._passes.give_up()  # the step, as all ranks do
-                        work.fail(failure)
-                work.over.set()
-                return call.output
-
-            if call.input.device.type == "cpu" and self._tokens.n_ranks > 1:
-                self._last = work.future = self._passes.runners.host.future(run)
-                return work
-            self._drain()
-            work.future = Future()
-            work.future.set_result(run())
-            return work
+            run = self._task(work, functools.partial(self._tokens.run, call), call.output)
+            return self._start(work, run, call.input.device.type == "cpu" and self._tokens.n_ranks > 1)
 
     def _token_call(
         self, output: Any, input: Any, output_splits: Any, input_splits: Any, key: Any, is_backward: bool
@@ -477,8 +476,8 @@ class Collectives:
             source, target = flat(input), flat(output)
         except Error as problem:
             failure = problem
-        seed = self._keys.seed_of_tokens(name) if is_backward else 0
-        return TokenCall(name, source, target, sends, receives, values, is_backward, seed, failure)
+        seed = self._keys.seed_of_tokens(name) if is_backward else None
+        return TokenCall(name, source, target, sends, receives, values, seed, failure)
 
     def _drain(self) -> None:
         """Waits for the calls in the runner's thread."""

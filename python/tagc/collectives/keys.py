@@ -251,7 +251,7 @@ class Keys(Wrapped):
         """Returns that of the next gradient with this key: another in each pass, and on each rank of a host,
         since equal errors would not average out. Local."""
         self.n_backward[name] = n = self.n_backward.get(name, 0) + 1
-        return zlib.crc32(name.encode()) << 32 | zlib.crc32(f"{n} {self.own_hosts().place}".encode())
+        return token_seed(name, n, self.own_hosts().place)
 
     # ---- uses ----
 
@@ -381,6 +381,11 @@ class Keys(Wrapped):
 
 _GIVE = "give it a name of its own, a string"
 _SCHEDULED = "the schedule follows the keys that names has, such as names=model"
+
+
+def token_seed(name: str, n: int, place: int) -> int:
+    """Returns that of the gradient of the n-th backward pass with this key, on a rank of that place."""
+    return zlib.crc32(name.encode()) << 32 | zlib.crc32(f"{n} {place}".encode())
 
 
 def _check_use(name: str, known: Use, use: Use) -> None:

@@ -1,35 +1,21 @@
 """all_to_all() for autograd: in place, as torch's, and as the operator tagc::all_to_all, which a compiler
 sees as one node, with a fake kernel and with its gradient as an all-to-all back.
 
-Which Collectives and key it is, the operator learns from a tensor: a number or a name would be part of the
-graph, and the blocks of a model could not share one."""
+Which Collectives (`maker`) and key it is, the operator learns from a tensor: a number or a name would be part
+of the graph, and the blocks of a model could not share one."""
 
 from __future__ import annotations
 
 import itertools
 import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from tagc._library import Error
 
 Splits = Sequence[int] | None
-
-
-class Maker(Protocol):
-    """A Collectives."""
-
-    def _begin_tokens(
-        self,
-        output: Any,
-        input: Any,
-        output_splits: Splits,
-        input_splits: Splits,
-        key: Any,
-        is_backward: bool,
-    ) -> Any: ...
 
 
 class InPlace(torch.autograd.Function):
@@ -40,7 +26,7 @@ class InPlace(torch.autograd.Function):
         ctx: Any,
         output: torch.Tensor,
         input: torch.Tensor,
-        maker: Maker,
+        maker: Any,
         output_splits: Splits,
         input_splits: Splits,
         key: Any,
@@ -65,18 +51,6 @@ _numbers = itertools.count()
 _of: weakref.WeakValueDictionary[int, Exchange] = weakref.WeakValueDictionary()
 
 
-def _run(
-    input: torch.Tensor, number: torch.Tensor, received: Sequence[int], sent: Sequence[int], is_backward: bool
-) -> torch.Tensor:
-    exchange = _of.get(int(number))
-    if exchange is None:
-        raise Error("state", "this graph was made for tokens() of a Collectives that is gone: keep it")
-    output = input.new_empty((sum(received), *input.shape[1:]))
-    maker, key = exchange.maker, exchange.key
-    maker._begin_tokens(output, input.contiguous(), received, sent, key, is_backward).wait()
-    return output
-
-
 @torch.library.custom_op("tagc::all_to_all", mutates_args=())
 def all_to_all(
     input: torch.Tensor,
@@ -86,7 +60,13 @@ def all_to_all(
     is_backward: bool,
 ) -> torch.Tensor:
     """Returns what came. Collective."""
-    return _run(input, number, output_split_sizes, input_split_sizes, is_backward)
+    exchange = _of.get(int(number))
+    if exchange is None:
+        raise Error("state", "this graph was made for tokens() of a Collectives that is gone: keep it")
+    output = input.new_empty((sum(output_split_sizes), *input.shape[1:]))
+    call = output, input.contiguous(), output_split_sizes, input_split_sizes, exchange.key, is_backward
+    exchange.maker._begin_tokens(*call).wait()
+    return output
 
 
 @all_to_all.register_fake
@@ -118,7 +98,7 @@ all_to_all.register_autograd(_backward, setup_context=_keep)
 class Exchange:
     """What Collectives.tokens() returns."""
 
-    def __init__(self, maker: Maker, key: Any, n_ranks: int) -> None:
+    def __init__(self, maker: Any, key: Any, n_ranks: int) -> None:
         self.maker, self.key, self._n_ranks = maker, key, n_ranks
         number = next(_numbers)
         _of[number] = self

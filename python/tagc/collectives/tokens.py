@@ -10,6 +10,7 @@ output."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import struct
 import zlib
@@ -21,6 +22,7 @@ import torch.distributed as dist
 
 from tagc import _library as lib
 from tagc._library import Error
+from tagc.collectives.calls import check_plain
 from tagc.torch.extension import Comm, Hosts, Passes
 
 Boundary = Literal["int8", "int4", "whole"]
@@ -41,8 +43,7 @@ class TokenCall(NamedTuple):
     sends: list[int]  # elements for each rank
     receives: list[int]
     values: Boundary
-    is_stochastic: bool
-    seed: int
+    seed: int | None  # of rounding at random; None: to the nearest
     failure: Error | None
 
 
@@ -76,11 +77,7 @@ def check_tokens(
     """Returns the elements that go to each of n ranks, and that come from each. Error unless all fits.
     Local."""
     for name, tensor in {"input": input, "output": output}.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise Error("argument", f"{name} is a {type(tensor).__name__}, must be a tensor")
-        if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-            advice = ": pass .to_local()" if hasattr(tensor, "to_local") else ""
-            raise Error("argument", f"{name} is a {type(tensor).__name__}, must be a plain tensor{advice}")
+        check_plain(name, tensor)
         if tensor.layout != torch.strided or not tensor.is_contiguous() or not tensor.dim():
             raise Error(
                 "argument", f"{name} of shape {tuple(tensor.shape)} must be contiguous, of rows for ranks"
@@ -113,11 +110,56 @@ def _checksum(first: int, step: int, counts: Sequence[int]) -> int:
     return int(_mixed(_mixed(pairs) + numbers).sum()) & 2**64 - 1
 
 
-class _Words(NamedTuple):
+class Words(NamedTuple):
     """What this rank, or its host, sends and expects. Over all ranks the sums are equal, or a call fails."""
 
     sent: int
     expected: int
+
+
+class AllToAll:
+    """libtagc's over the ranks of a comm, for tensors in host memory. Collective to make."""
+
+    def __init__(self, comm: Comm) -> None:
+        options = lib.initialised(lib.AllToAllOptions, "tagc_all_to_all_options_init")
+        options.tag = zlib.crc32(b"all_to_all")
+        self.comm, self._made = comm, ctypes.c_void_p()
+        lib.call("tagc_all_to_all_create", comm.handle, ctypes.byref(options), ctypes.byref(self._made))
+
+    def run(
+        self,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        sends: Sequence[int],
+        receives: Sequence[int],
+        values: Boundary,
+        seed: int | None,
+        words: Words = Words(0, 0),
+    ) -> None:
+        """Sends flat `source` and fills flat `target`, of one dtype. values: of fp32 or bf16. seed: of
+        rounding at random; None: to the nearest. Collective."""
+        call = lib.initialised(lib.AllToAllCall, "tagc_all_to_all_call_init")
+        call.input, call.n_input = source.data_ptr() or None, source.numel()
+        call.output, call.n_output = target.data_ptr() or None, target.numel()
+        array = ctypes.c_uint64 * len(sends)
+        counts = array(*sends), array(*receives)
+        call.sends, call.receives = counts
+        call.n_counts, call.element_bytes = len(sends), source.element_size()
+        call.sent_word, call.expected_word = words
+        if values != "whole":
+            blocks = lib.initialised(lib.BlocksOptions, "tagc_blocks_options_init")
+            blocks.format, blocks.block, blocks.element = lib.FORMATS[values], BLOCK, _FORMATS[source.dtype]
+            blocks.rounding, blocks.seed = int(seed is not None), seed or 0
+            call.blocks = ctypes.pointer(blocks)
+        lib.call("tagc_all_to_all_run", self._made, ctypes.byref(call))
+
+    def fail(self, failure: Error) -> None:
+        """Takes part in a call that this rank cannot begin, and raises. Collective."""
+        status = lib.STATUSES.index(failure.status)
+        lib.call("tagc_all_to_all_fail", self._made, status, str(failure).encode())
+
+    def close(self) -> None:
+        lib.load().tagc_all_to_all_destroy(self._made)
 
 
 class Tokens:
@@ -125,7 +167,7 @@ class Tokens:
 
     def __init__(self, passes: Passes, group: dist.ProcessGroup, hosts: Hosts) -> None:
         self._passes, self._group, self._hosts = passes, group, hosts
-        self._made: tuple[Comm, ctypes.c_void_p] | None = None
+        self._made: AllToAll | None = None
         self.n_ranks, self.rank = group.size(), group.rank()
 
     def run(self, call: TokenCall) -> None:
@@ -145,20 +187,20 @@ class Tokens:
 
     def close(self) -> None:
         if self._made is not None:
-            lib.load().tagc_all_to_all_destroy(self._made[1])
+            self._made.close()
             self._made = None
 
     # ---- private ----
 
-    def _own_words(self, call: TokenCall) -> _Words:
+    def _own_words(self, call: TokenCall) -> Words:
         """Also of what all ranks must have alike: equal sums in a ring, in which each rank is once."""
         if call.failure is not None:
-            return _Words(0, 0)
-        alike = zlib.crc32(f"{call.name} {call.input.dtype} {call.values} {call.is_stochastic}".encode())
+            return Words(0, 0)
+        alike = zlib.crc32(f"{call.name} {call.input.dtype} {call.values} {call.seed is None}".encode())
         rank, n = self.rank, self.n_ranks
         sent = _checksum(rank * n, 1, call.sends) + _checksum(rank, 1, [alike])
         expected = _checksum(rank, n, call.receives) + _checksum((rank + 1) % n, 1, [alike])
-        return _Words(sent & 2**64 - 1, expected & 2**64 - 1)
+        return Words(sent & 2**64 - 1, expected & 2**64 - 1)
 
     def _two_levels(self, call: TokenCall) -> None:
         hosts, failure = self._hosts, call.failure
@@ -168,14 +210,14 @@ class Tokens:
             comm.agree(f"all_to_all() of key {call.name}", {}, failure)
         except Error as problem:  # other hosts hear of it between hosts
             nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
-            self._between(call, nothing, [], [], _Words(0, 0), problem)
+            self._between(call, nothing, [], [], Words(0, 0), problem)
             raise
         words_here = self._own_words(call)
         said = comm.all_gather(
             struct.pack(f"<{2 + self.n_ranks}Q", words_here.sent, words_here.expected, *call.sends)
         )
         neighbours = [struct.unpack(f"<{2 + self.n_ranks}Q", one) for one in said]
-        words = _Words(*(sum(one[i] for one in neighbours) & 2**64 - 1 for i in range(2)))
+        words = Words(*(sum(one[i] for one in neighbours) & 2**64 - 1 for i in range(2)))
         counts = [one[2:] for one in neighbours]  # of each neighbour, what it has for each rank
         staged = self._spread_within(comm, call, counts)
         first, per_host = hosts.host * hosts.per_host, hosts.per_host
@@ -218,17 +260,13 @@ class Tokens:
         ]
         return torch.cat([parts[host] for host in range(hosts.n_hosts) for parts in of_neighbours])
 
-    def _object(self) -> ctypes.c_void_p:
-        """Returns libtagc's all-to-all over the ranks of this place. Collective at the first call."""
+    def _all_to_all(self) -> AllToAll:
+        """Returns libtagc's over the ranks of this place. Collective at the first call."""
         comm = self._passes.comm(self._hosts.between)
-        if self._made is None or self._made[0] is not comm:
+        if self._made is None or self._made.comm is not comm:
             self.close()
-            options = lib.initialised(lib.AllToAllOptions, "tagc_all_to_all_options_init")
-            options.tag = zlib.crc32(b"all_to_all")
-            made = ctypes.c_void_p()
-            lib.call("tagc_all_to_all_create", comm.handle, ctypes.byref(options), ctypes.byref(made))
-            self._made = comm, made
-        return self._made[1]
+            self._made = AllToAll(comm)
+        return self._made
 
     def _between(
         self,
@@ -236,56 +274,28 @@ class Tokens:
         source: torch.Tensor,
         sends: list[int],
         receives: list[int],
-        words: _Words,
+        words: Words,
         failure: Error | None,
     ) -> None:
-        made = self._object()
+        made = self._all_to_all()
+        is_coded = call.values != "whole" and source.dtype in _CODED and not self._hosts.is_one
+        dtype = _CODED[source.dtype] if is_coded else source.dtype
+        target = call.output
         if failure is None:
             try:
-                self._exchange(made, call, source, sends, receives, words)
-            except Error:
-                raise
+                source = source.to("cpu", dtype)
+                if target.device.type != "cpu" or target.dtype != dtype:
+                    target = torch.empty(target.shape, dtype=dtype, device="cpu")
             except Exception as lack:  # of memory, before libtagc had a part in it
                 failure = Error("memory", f"all_to_all(): {lack}")
         if failure is not None:
-            try:
-                lib.call(
-                    "tagc_all_to_all_fail", made, lib.STATUSES.index(failure.status), str(failure).encode()
-                )
-            except Error:
-                raise failure from None
-
-    def _exchange(
-        self,
-        made: ctypes.c_void_p,
-        call: TokenCall,
-        source: torch.Tensor,
-        sends: list[int],
-        receives: list[int],
-        words: _Words,
-    ) -> None:
-        is_coded = call.values != "whole" and source.dtype in _CODED and not self._hosts.is_one
-        dtype = _CODED[source.dtype] if is_coded else source.dtype
-        source = source.to("cpu", dtype)
-        target = call.output
-        if target.device.type != "cpu" or target.dtype != dtype:
-            target = torch.empty(target.shape, dtype=dtype, device="cpu")
-        options = lib.initialised(lib.AllToAllCall, "tagc_all_to_all_call_init")
-        options.input, options.n_input = source.data_ptr() or None, source.numel()
-        options.output, options.n_output = target.data_ptr() or None, target.numel()
-        options.n_counts, options.element_bytes = len(sends), source.element_size()
-        array = ctypes.c_uint64 * len(sends)
-        counts = array(*sends), array(*receives)
-        options.sends, options.receives = counts
-        options.sent_word, options.expected_word = words
-        if is_coded:
-            blocks = lib.initialised(lib.BlocksOptions, "tagc_blocks_options_init")
-            blocks.format, blocks.block, blocks.element = lib.FORMATS[call.values], BLOCK, _FORMATS[dtype]
-            blocks.rounding, blocks.seed = int(call.is_stochastic), call.seed
-            options.blocks = ctypes.pointer(blocks)
+            with contextlib.suppress(Error):  # of this rank, as all know then
+                made.fail(failure)
+            raise failure
+        values: Boundary = call.values if is_coded else "whole"
         try:
-            lib.call("tagc_all_to_all_run", made, ctypes.byref(options))
-        except Error as failure:
-            raise Error(failure.status, f"all_to_all() of key {call.name}: {failure}") from failure
+            made.run(source, target, sends, receives, values, call.seed, words)
+        except Error as problem:
+            raise Error(problem.status, f"all_to_all() of key {call.name}: {problem}") from problem
         if target is not call.output:
             call.output.copy_(target)

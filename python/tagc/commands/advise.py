@@ -7,7 +7,7 @@ import argparse
 import json
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tagc import _planner as planner
 from tagc._library import Error
@@ -63,12 +63,35 @@ def parser() -> Parser:
         default=1,
         help="micro-steps of a step, of which the last one exchanges gradients. Default: 1",
     )
+    add(
+        "--experts",
+        metavar="N",
+        type=options.whole(2, 65536),
+        help="of each layer, spread over all ranks: also says what their tokens take. Default: no experts",
+    )
+    add(
+        "--experts-per-token",
+        metavar="N",
+        type=options.whole(1, 65536),
+        default=2,
+        help="that each token goes to. Default: 2",
+    )
+    add(
+        "--tokens",
+        metavar="N",
+        type=options.whole(1, 1 << 26),
+        default=2048,
+        help="of each rank and micro-step, for --experts. Default: 2048",
+    )
     return made
 
 
 def run(words: Sequence[str]) -> int:
     arguments = parser().parse_args(list(words))
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+    n_ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if arguments.experts is not None and arguments.experts % n_ranks:
+        raise UsageError(f"--experts is {arguments.experts}, allowed: multiples of the {n_ranks} ranks")
+    if n_ranks < 2:
         raise UsageError(
             "advise measures the link between ranks, and there is one rank: start it by torchrun on the "
             "hosts that will train, or here by torchrun --standalone --nproc-per-node 2 -m tagc advise"
@@ -102,9 +125,12 @@ def run(words: Sequence[str]) -> int:
             comm.close()
         threads = cores.threads(abouts[world.rank()], abouts)
         codec_ns = max(share(world, planner.codec_ns("int2", 0.95, threads)))
+        blocks_ns = max(share(world, planner.blocks_ns("int8"))) if arguments.experts else 0.0
         if dist.get_rank() == 0:
             said = cluster.words([world], torch.device("cpu"))
             print(_advice(arguments, hosts.n_hosts, hosts.per_host, link, codec_ns, said))
+            if arguments.experts:
+                print(_of_tokens(arguments, hosts.n_hosts, hosts.per_host, link, blocks_ns))
         dist.barrier()
     finally:
         dist.destroy_process_group()
@@ -116,29 +142,50 @@ def _advice(
 ) -> str:
     """Returns what was measured, and the plan. link: of each of per_host ranks."""
     payload = 8 * per_host * link.bytes_per_s  # of a host's card
-    asked = {
-        "params": arguments.params,
-        "hosts": n_hosts,
-        "gpus-per-host": per_host,
-        "link": f"{payload / PAYLOAD / 1e6:.6f}mbit",
-        "latency": f"{1e6 * link.latency_s:.6f}us",
-        "codec-ns": f"{codec_ns:.6f}",
-        "accumulate": arguments.accumulate,
-    }
-    if arguments.step_s is not None:
-        asked["compute-s"] = arguments.step_s
+    asked = _asked(arguments, n_hosts, per_host, link, codec_ns) | {"accumulate": arguments.accumulate}
     made = made_of([f"--{name}={value}" for name, value in asked.items()])
     head = (
         f"{n_hosts * per_host} ranks; a host sends {payload / 1e6:.0f} Mbit/s, an empty message takes "
         f"{1e6 * link.latency_s:.0f} us, the codec {codec_ns:.3g} ns per element"
     )
-    return "\n".join(line for line in (head, where, _doubt(link.spread, made.json), made.text) if line)
+    (answer,) = json.loads(made.json or "")["links"]
+    doubt = _doubt(link.spread, answer["verdict"], answer["factor"])
+    return "\n".join(line for line in (head, where, doubt, made.text) if line)
 
 
-def _doubt(spread: float, plan: str | None) -> str:
+def _asked(
+    arguments: argparse.Namespace, n_hosts: int, per_host: int, link: Link, codec_ns: float
+) -> dict[str, Any]:
+    """Returns options of a plan on this link."""
+    return {
+        "params": arguments.params,
+        "hosts": n_hosts,
+        "gpus-per-host": per_host,
+        "link": f"{8 * per_host * link.bytes_per_s / PAYLOAD / 1e6:.6f}mbit",
+        "latency": f"{1e6 * link.latency_s:.6f}us",
+        "codec-ns": f"{codec_ns:.6f}",
+    } | ({} if arguments.step_s is None else {"compute-s": arguments.step_s})
+
+
+def _of_tokens(
+    arguments: argparse.Namespace, n_hosts: int, per_host: int, link: Link, codec_ns: float
+) -> str:
+    """Returns what the planner says of experts that are spread over all ranks."""
+    shape = {"experts": arguments.experts, "expert-parallel": n_hosts * per_host}
+    shape |= {"experts-per-token": arguments.experts_per_token, "sequence-length": arguments.tokens}
+    shape |= {"micro-batches": arguments.accumulate}
+    asked = _asked(arguments, n_hosts, per_host, link, codec_ns) | shape
+    made = made_of([f"--{name}={value}" for name, value in asked.items()])
+    (answer,) = json.loads(made.json or "")["token_links"]
+    lines = made.text.splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.startswith("tokens of experts"))
+    doubt = _doubt(link.spread, answer["verdict"], answer["plain_s"] / answer["packed_s"])
+    return "\n".join(["", *([doubt] if doubt else []), *lines[begin : begin + 2]])
+
+
+def _doubt(spread: float, verdict: str, factor: float) -> str:
     """Returns a line where messages differ by more than compression gains or costs; else ""."""
-    (answer,) = json.loads(plan or "")["links"]
-    if answer["verdict"] == "makes no difference" or spread < max(answer["factor"], 1 / answer["factor"]):
+    if verdict == "makes no difference" or spread < max(factor, 1 / factor):
         return ""
     return (
         f"no verdict: runs of the same message differ by {spread:.2f} times, more than compression gains or "

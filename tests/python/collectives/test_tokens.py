@@ -7,6 +7,7 @@ import contextlib
 import pytest
 
 torch = pytest.importorskip("torch")
+import plan_parts
 import ranks
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -233,6 +234,38 @@ def bytes_are_fewer(rank, world_size):
             assert dense / sent >= least, (backward, dense / sent)
 
 
+def bytes_are_those_of_the_plan(rank, world_size, hosts=None):
+    """tagc plan and advise ask the same forecast: experts over all ranks, spread evenly."""
+    n_tokens, per_host = 64 * world_size, world_size // (hosts or world_size)
+    for forward, backward in ("int8", "int8"), ("int8", "int4"), ("int4", "int4"):
+        with collectives(forward=forward, backward=backward, hosts=hosts) as comm:
+            there, back = comm.tokens("there"), comm.tokens("back")
+            connection = comm._passes.comm(comm._hosts.between)
+            there(tokens_of(rank, 0, world_size))  # which makes the object, over all ranks
+            before = sum(connection.bytes_sent().values())
+            for _ in range(3):  # layers
+                x = tokens_of(rank, 0, 2 * n_tokens).bfloat16().requires_grad_()
+                back(there(x)).sum().backward()
+            sent = sum(connection.bytes_sent().values()) - before
+            forecast = plan_parts.ask_tokens(
+                forward,
+                backward,
+                world_size=world_size,
+                ranks_per_host=per_host,
+                n_experts=2 * world_size,
+                n_active=2,
+                n_tokens=n_tokens,
+                width=WIDTH,
+                element_bytes=2,
+                n_forward=6,
+                n_backward=6,
+                bytes_per_s=1e9,
+            )
+            rows = 12 * n_tokens * 2 * (world_size - per_host) / world_size
+            due = [per_host * rows * WIDTH * 2, per_host * sent]
+            assert list(forecast.host_bytes) == due, (list(forecast.host_bytes), due)
+
+
 def recomputation_gives_the_same_bits(rank, world_size, hosts=None):
     found = []
     for is_recomputed in (False, True):
@@ -349,6 +382,24 @@ class Titan(ParallelStyle):
         )
 
 
+class Tensors(Titan):
+    """As torchtitan's ExpertTensorParallel: its methods go on to those of its base."""
+
+    def _token_dispatch(self, mod, inputs, device_mesh):
+        routed, counts = inputs
+        return super()._token_dispatch(mod, (routed * 1.5, counts), device_mesh)
+
+
+class Direct(Titan):
+    """Also moves the numbers of rows: integers stay as they are."""
+
+    def _token_combine(self, mod, routed, device_mesh):
+        group, numbers = device_mesh.get_group(), torch.arange(len(routed))
+        numbers = all_to_all_single(numbers, self.sends, self.receives, group)
+        assert numbers.max() < len(routed)
+        return super()._token_combine(mod, routed, device_mesh)
+
+
 class Other(ParallelStyle):
     def _apply(self, module, device_mesh):
         return module
@@ -367,7 +418,6 @@ def a_style_goes_by_it(rank, world_size):
     from tagc.collectives import CompressedExperts
 
     mesh = dist.device_mesh.init_device_mesh("cpu", (world_size,))
-    before = Titan._token_dispatch.__globals__["all_to_all_single_autograd"]
 
     def run(style):
         module = style._apply(Scaled(), mesh)
@@ -377,19 +427,38 @@ def a_style_goes_by_it(rank, world_size):
         out.square().sum().backward()
         return out.detach(), x.grad, module.factor.grad.to_local()
 
-    exact = run(Titan())
-    with collectives(group=mesh, forward="whole", backward="whole") as comm:
-        assert all(a.equal(b) for a, b in zip(run(CompressedExperts(Titan(), comm)), exact))
-    with collectives(group=mesh) as comm:
-        found = run(CompressedExperts(Titan(), comm))
-        for a, b in zip(found, exact):
-            assert not a.equal(b) and (a - b).norm() < 0.02 * b.norm()
-        check_error(
-            lambda: CompressedExperts(Other(), comm)._apply(Scaled(), mesh), "Other has no method that calls"
-        )
-        check_error(lambda: CompressedExperts(Scaled(), comm), "style is a Scaled, must be")
-        check_error(lambda: CompressedExperts(Titan(), 3), "comm is a int, must be")
-    assert Titan._token_dispatch.__globals__["all_to_all_single_autograd"] is before
+    for style in (Titan, Tensors, Direct):
+        exact = run(style())
+        with collectives(group=mesh, forward="whole", backward="whole") as comm:
+            assert all(a.equal(b) for a, b in zip(run(CompressedExperts(style(), comm)), exact)), style
+        with collectives(group=mesh) as comm:
+            found = run(CompressedExperts(style(), comm))
+            for a, b in zip(found, exact):
+                assert not a.equal(b) and (a - b).norm() < 0.02 * b.norm(), style
+            check_error(
+                lambda: CompressedExperts(Other(), comm)._apply(Scaled(), mesh), "Other adds no hooks, by"
+            )
+            check_error(lambda: CompressedExperts(Scaled(), comm), "style is a Scaled, must be")
+            check_error(lambda: CompressedExperts(Titan(), 3), "comm is a int, must be")
+
+
+def compiled_styles_go_by_it(rank, world_size):
+    """As torchtitan compiles a layer: dispatch and combine are in its graph."""
+    from tagc.collectives import CompressedExperts
+
+    mesh = dist.device_mesh.init_device_mesh("cpu", (world_size,))
+    found = []
+    for is_compiled in (False, True):
+        with collectives(group=mesh) as comm:
+            module = CompressedExperts(Titan(), comm)._apply(Scaled(), mesh)
+            run = torch.compile(module, backend="aot_eager") if is_compiled else module
+            for step in range(2):
+                x = tokens_of(rank, step, 80 * world_size).requires_grad_()
+                out = run(x, torch.full((world_size,), 80))
+                out.square().sum().backward()
+                found.append((out.detach(), x.grad))
+    for eager, compiled in zip(found[:2], found[2:]):
+        assert all(a.equal(b) for a, b in zip(eager, compiled))
 
 
 def beside_compress(rank, world_size):
@@ -468,11 +537,13 @@ TWO = (
     gradients_are_right_in_the_mean,
     models_with_experts,
     bytes_are_fewer,
+    bytes_are_those_of_the_plan,
     recomputation_gives_the_same_bits,
     a_run_goes_on,
     compilers_see_one_node,
     heads_are_spread,
     a_style_goes_by_it,
+    compiled_styles_go_by_it,
     beside_compress,
     wrong_calls_are_errors_on_all_ranks,
 )
@@ -486,6 +557,7 @@ def on_two_hosts(rank, world_size):
     rows_arrive(rank, world_size, hosts=world_size // 2)
     gradients_are_right_in_the_mean(rank, world_size, hosts=world_size // 2)
     models_with_experts(rank, world_size, hosts=world_size // 2)
+    bytes_are_those_of_the_plan(rank, world_size, hosts=world_size // 2)
     recomputation_gives_the_same_bits(rank, world_size, hosts=world_size // 2)
 
 
