@@ -279,7 +279,8 @@ tagc_status tagc_mesh_plan_add_tokens(const tagc_mesh_question *q, double latenc
     int near = q->ranks_per_host / q->n_tensor;
     near = near < 1 ? 1 : near < q->n_expert ? near : q->n_expert;
     if (!(plan->any.legs[TAGC_MESH_LEG_EXPERT].between > 0)) return TAGC_OK;
-    double n_layers = (double)(m->n_layer / q->n_pipeline) * q->n_micro_batches;
+    int n_layers = m->n_layer / q->n_pipeline; /* of a stage */
+    double n_uses = (double)n_layers * q->n_micro_batches;
     tagc_tokens_question ask = {.struct_bytes = sizeof ask,
                                 .world_size = q->n_expert,
                                 .ranks_per_host = near,
@@ -288,8 +289,8 @@ tagc_status tagc_mesh_plan_add_tokens(const tagc_mesh_question *q, double latenc
                                 .n_tokens = (double)q->n_sequences * q->n_tokens / q->n_context,
                                 .width = m->n_embd,
                                 .element_bytes = 2,
-                                .n_forward = n_layers * (q->recompute == TAGC_MESH_RECOMPUTE_ALL ? 4 : 2),
-                                .n_backward = n_layers * 2,
+                                .n_forward = n_uses * (q->recompute == TAGC_MESH_RECOMPUTE_ALL ? 4 : 2),
+                                .n_backward = n_uses * 2,
                                 .forward = q->token_forward,
                                 .backward = q->token_backward,
                                 .block = q->block,

@@ -78,7 +78,9 @@ def test_structs_are_those_of_the_headers(tmp_path):
     source = tmp_path / "fields.c"
     source.write_text(
         "#include <stdio.h>\n#include <cluster/ask.h>\n#include <exchange/device_memory.h>\n"
-        + "".join(f"#include <{name}.h>\n" for name in ("mesh/mesh", "sizes/memory", "sizes/tokens", "sizes/units"))
+        + "".join(
+            f"#include <{name}.h>\n" for name in ("mesh/mesh", "sizes/memory", "sizes/tokens", "sizes/units")
+        )
         + "".join(f"#include <tagc/{header.name}>\n" for header in HEADERS if header.name != "mpi.h")
         + "int main(void) {\n"
         + "\n".join(lines)
