@@ -280,7 +280,7 @@ typedef enum tagc_output {
 struct tagc_paper_options;
 
 /* How owners send sums back. */
-typedef struct tagc_result_options {
+typedef struct tagc_reducer_result_options {
     /* tagc_format of the sums. Default -1: INT4, or the reducer's if that is finer or if its sparsity is 0. */
     int format;
     /* The share of every shard's sums that its owner does not send back. It
@@ -288,7 +288,7 @@ typedef struct tagc_result_options {
      * the share that ranks send them, so it is 0.88 at a sparsity of 0.95. Below 1, at least one sum of each shard is
      * sent. At 0 all are; if ranks select, with positions. */
     double sparsity;
-} tagc_result_options;
+} tagc_reducer_result_options;
 
 /* If an option does not apply to the chosen exchange, it must keep its default. Otherwise _create fails with
  * TAGC_ERR_UNSUPPORTED and names the option. */
@@ -317,7 +317,7 @@ typedef struct tagc_reducer_options {
     /* tagc_output, SHARD (default) or UNIT. */
     int output;
     /* Where the output is larger than the shard. For direct. */
-    tagc_result_options result;
+    tagc_reducer_result_options result;
     /* Values per scale, also of sums: a power of two in [16, 4096]. Default 0: 128. For direct with an integer format. */
     int block;
     /* Threads that encode and decode. The results do not depend on it. [1, 256], default 1. */

@@ -59,7 +59,7 @@ class CommOptions(Structure):
     ]
 
 
-class ResultOptions(Structure):
+class ReducerResultOptions(Structure):
     _fields_ = [("format", c_int), ("sparsity", c_double)]
 
 
@@ -67,7 +67,7 @@ class ReducerOptions(Structure):
     _fields_ = [
         ("struct_bytes", c_size_t), ("n_elems", c_uint64), ("tag", c_uint64), ("exchange", c_int),
         ("format", c_int), ("sparsity", c_double), ("op", c_int), ("output", c_int),
-        ("result", ResultOptions), ("block", c_int), ("n_threads", c_int), ("paper", c_void_p),
+        ("result", ReducerResultOptions), ("block", c_int), ("n_threads", c_int), ("paper", c_void_p),
         ("residual", c_int), ("gradient", c_int), ("rounding_seed", c_uint64),
     ]
 

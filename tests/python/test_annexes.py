@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "tests" / "layout"))
 import check_layout
 
 ANNEXES = dict(check_layout.ANNEXES)
-OTHERS = ("altair", "sglang", "tokenizers", "torchft", "verl", "vl_convert", "vllm")  # not always there
+OTHERS = ("altair", "sglang", "tokenizers", "torchft", "trl", "verl", "vl_convert", "vllm")  # not always there
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,9 @@ def tree(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tree")
     for name in ("python", "tests/python", "docs", "include"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copyfile(ROOT / "README.md", folder / "README.md")
+    (folder / "tests" / "unit").mkdir()
+    for name in ("README.md", "tests/unit/policy.tsv"):
+        shutil.copyfile(ROOT / name, folder / name)
     return folder
 
 
