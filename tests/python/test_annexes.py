@@ -16,7 +16,8 @@ sys.path.insert(0, str(ROOT / "tests" / "layout"))
 import check_layout
 
 ANNEXES = dict(check_layout.ANNEXES)
-OTHERS = ("altair", "sglang", "tokenizers", "torchft", "trl", "verl", "vl_convert", "vllm")  # not always there
+# not always there
+OTHERS = ("altair", "sglang", "tokenizers", "torchft", "trl", "verl", "vl_convert", "vllm")
 
 
 @pytest.fixture(scope="module")
