@@ -24,8 +24,7 @@ int main(int argc, char **argv) {
     int rank = tagc_comm_rank(comm), world_size = tagc_comm_world_size(comm);
 
     tagc_reducer_options options;
-    tagc_reducer_options_init(
-        &options); /* every value in 8 bits; what they round off is added to the next gradient */
+    tagc_reducer_options_init(&options); /* every value in 8 bits; what that rounds off goes with the next */
     options.n_elems = tagc_padded_elems(N_ELEMS, world_size);
     tagc_reducer *reducer;
     must(tagc_reducer_create(comm, &options, &reducer));

@@ -39,8 +39,8 @@ TAGC_API tagc_status tagc_changes_max_bytes(int element_bytes, uint64_t n_elems,
 
 /* Encodes into `message` how `after` differs from `before`, both (n_elems) and unchanged by it. If before is NULL, the message has all of
  * `after`, and a receiver needs no array of its own. Sets *n_bytes to the length of the message, and *n_changes, which may be NULL, to
- * the number of elements that differ (n_elems if before is NULL). by_magnitude: 1 if all receivers have the whole of `before`, else 0. max_bytes must be at least what tagc_changes_max_bytes says. The
- * arrays must not overlap the message. The arrays need no alignment. */
+ * the number of elements that differ (n_elems if before is NULL). by_magnitude: 1 if all receivers have the whole of `before`, else 0.
+ * max_bytes must be at least what tagc_changes_max_bytes says. The arrays must not overlap the message, and need no alignment. */
 TAGC_API tagc_status tagc_changes_encode(int element_bytes, const void *before, const void *after,
                                          uint64_t n_elems, int by_magnitude, void *message,
                                          uint64_t max_bytes, uint64_t *n_bytes, uint64_t *n_changes);

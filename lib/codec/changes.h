@@ -15,7 +15,8 @@
  *              then of each class a stream of pairs (integers.h): the gap to the item, and 2 d - 1 if its difference d is positive, else
  *              -2 d - 2
  *
- * The sender chooses what takes the fewest bytes, and one class if receivers lack elements: places are then those in the segment. A segment without changes has n_items 0 and form 1. */
+ * The sender chooses what takes the fewest bytes. If receivers lack elements, it takes one class: positions are then places in the segment. A
+ * segment without changes has n_items 0 and form 1. */
 #ifndef TAGC_CODEC_CHANGES_H
 #define TAGC_CODEC_CHANGES_H
 
