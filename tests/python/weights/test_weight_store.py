@@ -569,7 +569,7 @@ def read_by_the_page(data):
     """Reads a frame with nothing of tagc.weights: its version, whole or not, and rows of tensors."""
     magic, form, flags, part, n_parts, zero, n_messages = struct.unpack_from("<4sBBHHHI", data)
     run, version, base, described, n_table, n_bytes, total = struct.unpack_from("<7Q", data, 16)
-    assert (magic, form, part, n_parts, zero, n_bytes) == (b"TAGW", 2, 0, 1, 0, len(data))
+    assert (magic, form, part, n_parts, zero, n_bytes) == (b"TAGW", 3, 0, 1, 0, len(data))
     assert total == hash_of(data[:64] + data[72 : 72 + n_table])
     at, message_at, rows = 72, 72 + n_table, []
     for _ in range(n_messages):
