@@ -119,8 +119,8 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class RoutedExperts(nn.Module):
-    """Of all ranks, each with some experts (ep) or with rows of all. has_config: it has its rank as vLLM's, whose
-    ranks of data parallelism share rows, too."""
+    """Of all ranks, each with some experts (ep) or with rows of all. has_config: it has its rank as vLLM's,
+    whose ranks of data parallelism share rows, too."""
 
     def __init__(self, n_experts, columns, rows, tp, is_ep, is_fp8, has_config=False):
         super().__init__()
@@ -151,8 +151,8 @@ class RoutedExperts(nn.Module):
 
 class Model(nn.Module):
     """Grouped heads, a dense layer and one of experts, over the ranks of tp = (rank, size). is_fp8: matrices
-    of layers are in fp8 with scales of blocks, as DeepSeek's. attention: (rank, size) of its layers, in groups, and
-    expert_tp: of the experts, where these are others."""
+    of layers are in fp8 with scales of blocks, as DeepSeek's. attention: (rank, size) of its layers, in
+    groups, and expert_tp: of the experts, where these are others."""
 
     packed_modules_mapping = {
         "qkv_proj": ["q_proj", "k_proj", "v_proj"],

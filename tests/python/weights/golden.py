@@ -1,4 +1,4 @@
-"""Stores of fixed weights, made once and committed (golden/), so that later versions can be held to reading them.
+"""Stores of fixed weights, made once and committed (golden/), which later versions must read:
 
     bash scripts/python.sh run tests/python/weights/golden.py golden/4
 
@@ -31,8 +31,8 @@ SHAPES = {
 
 
 def words_of(name, version):
-    """Returns the elements of a tensor as integers of as many bytes. What has a small exponent changes more often,
-    most by a unit up or down, some to anything."""
+    """Returns the elements of a tensor as integers of as many bytes. What has a small exponent changes more
+    often, most by a unit up or down, some to anything."""
     shape, dtype = SHAPES[name]
     width, i = 8 * dtype.itemsize, torch.arange(torch.Size(shape).numel()) + sum(map(ord, name))
     least = {8: 0x08, 16: 0x3000, 32: 0x30000000, 64: 3}[width]  # its exponents go up from here in 12 steps

@@ -43,8 +43,8 @@ def test_a_rank_gets_what_its_loaders_would_load(size, is_ep, tmp_path):
 
 @pytest.mark.parametrize("attention, expert_tp", [((0, 1), (3, 4)), ((1, 2), (1, 2)), ((3, 4), (0, 2))])
 def test_layers_have_ranks_of_their_own(attention, expert_tp, tmp_path):
-    """Attention is replicated or divided among fewer ranks, as SGLang's under data parallelism, rows of experts
-    among more, as vLLM's, and heads of values are wider."""
+    """Attention is replicated or divided among fewer ranks, as SGLang's under data parallelism, rows of
+    experts among more, as vLLM's, and heads of values are wider."""
     here, generator = fake_engine.checkpoint(m=fake_engine.WideValues), torch.Generator().manual_seed(3)
     sender = Publisher(here, tmp_path)
     options = {"is_ep": False, "attention": attention, "expert_tp": expert_tp}

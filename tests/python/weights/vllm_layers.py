@@ -1,6 +1,6 @@
-"""A model of vLLM's own layers, on one rank of a processor: linear.py, vocab_parallel_embedding.py, fused_moe/.
-Its weights are loaded by their own weight_loader, with names mapped as vLLM's models map them. The names and
-sizes are those of fake_engine.Model."""
+"""A model of vLLM's own layers, on one rank of a processor: linear.py, vocab_parallel_embedding.py,
+fused_moe/. Its weights are loaded by their own weight_loader, with names mapped as vLLM's models map them.
+The names and sizes are those of fake_engine.Model."""
 
 import fake_engine
 import torch
