@@ -136,6 +136,19 @@ def test_a_sender_that_starts_again_goes_on(tmp_path):
     refused(lambda: Publisher({"a": torch.ones(3)}, tmp_path), "mismatch", "the senders have a [300, 40]")
 
 
+def test_of_two_senders_to_an_object_store_one_is_refused(tmp_path):
+    """By a put that fails where there is such an object."""
+    pytest.importorskip("fsspec")
+    here, sender, there, receiver = pair(f"memory://{tmp_path}")
+    publish(here, sender)
+    again = Publisher(here.tensors, f"memory://{tmp_path}")
+    assert publish(here, again) == 2
+    here.set(99)
+    refused(sender.publish, "state", "another sender has published version 2 in this store")
+    refused(sender.publish, "state", "another sender has taken this store over")
+    assert receiver.update() == 2 and Weights.digest(there.tensors) == Weights.right(2)
+
+
 def test_changes_by_magnitude_are_for_those_who_hold_all(tmp_path):
     """As a step moves weights, by which small ones change most: who holds a part is right by place, and is
     told where that cannot be."""
