@@ -1,7 +1,7 @@
 """How many tokens do sites train in a second while some of them pause and die, beside the same without any
 fault? Local steps, local steps by torchft's own DiLoCo, and an exchange in every step, under torchft.
 
-    scripts/torchft.sh lab/studies/goodput.py --out runs/goodput.jsonl       # 8 sites, an hour, most of which they sleep
+    scripts/torchft.sh lab/studies/goodput.py --out runs/goodput.jsonl    # 8 sites, an hour of mostly sleep
 
 Each site is a process, all on one machine. A step of a small model takes a few milliseconds; then the site
 sleeps, so that a step takes --step-s and sites do not slow each other down. Every --every seconds a site is
