@@ -268,22 +268,8 @@ def _open(source: Source) -> tuple[Frame, int, bytes]:
     if n_all < _HEADER.size:
         raise Error("corrupt", f"the buffer has {n_all} bytes, too few for a header of {_HEADER.size}")
     head = source.read(0, _HEADER.size).tobytes()
-    (
-        magic,
-        form,
-        flags,
-        part,
-        n_parts,
-        zero,
-        n_pieces,
-        run,
-        version,
-        base,
-        fingerprint,
-        n_table,
-        n_bytes,
-        total,
-    ) = _HEADER.unpack(head)
+    magic, form, flags, part, n_parts, zero, n_pieces, *numbers = _HEADER.unpack(head)
+    run, version, base, fingerprint, n_table, n_bytes, total = numbers
     if magic != _MAGIC:
         raise Error(
             "corrupt", f"the buffer begins with {magic!r}, not with {_MAGIC!r}: it is none of WeightSync"

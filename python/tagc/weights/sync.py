@@ -303,9 +303,8 @@ class WeightSync:
             if states[rank][:2] != base:
                 raise Error(
                     "state",
-                    f"senders are at different versions: rank {self._senders[0]} at {base[1]}, rank "
-                    f"{rank} at "
-                    f"{states[rank][1]}: all encode() and send() equally often",
+                    f"senders are at different versions: rank {self._senders[0]} at {base[1]}, rank {rank} "
+                    f"at {states[rank][1]}: all encode() and send() equally often",
                 )
         has_base = all(states[rank][2] for rank in self._senders)
         behind = [r for r in self._receivers if not has_base or states[r][:2] != base]
@@ -543,9 +542,8 @@ class WeightSync:
             )
         raise Error(
             "state",
-            f"the buffer turns version {part.base} into {part.version}, and {here}. Apply what is "
-            f"missing first, or "
-            "a whole one, of encode_current()",
+            f"the buffer turns version {part.base} into {part.version}, and {here}. Apply what is missing "
+            "first, or a whole one, of encode_current()",
         )
 
     def _altered(self, parts: Sequence[Frame]) -> str | None:
