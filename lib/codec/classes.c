@@ -258,8 +258,7 @@ INLINE unsigned place_of(uint64_t mask, uint64_t number) {
     return (unsigned)__builtin_ctzll(mask);
 }
 
-INLINE int join_by(walk *k, const tagc_class_items *of, int n_lists,
-                   unsigned (*place)(uint64_t, uint64_t)) {
+INLINE int join_by(walk *k, const tagc_class_items *of, int n_lists, unsigned (*place)(uint64_t, uint64_t)) {
     uint64_t n_before[TAGC_CLASSES_MAX] = {0}, soonest[TAGC_CLASSES_MAX] = {0}; /* next of its lists */
     uint64_t next[TAGC_CLASS_LISTS_MAX] = {0};
     size_t n_items[TAGC_CLASS_LISTS_MAX] = {0}, n_here;

@@ -228,8 +228,8 @@ TEST(test_classes) {
             for (int c = 0; c < classes.n; c++) { /* in two lists: some, and those behind them */
                 size_t n_first = random_below(counts[c] + 1);
                 lists[2 * c] = (tagc_class_items){c, n_first, of[c].gaps, of[c].items};
-                lists[2 * c + 1] = (tagc_class_items){c, counts[c] - n_first, of[c].gaps + n_first,
-                                                      of[c].items + n_first};
+                lists[2 * c + 1] =
+                    (tagc_class_items){c, counts[c] - n_first, of[c].gaps + n_first, of[c].items + n_first};
                 for (size_t i = 0; i < n_first && n_first < counts[c]; i++)
                     of[c].gaps[n_first] += gaps[c][i] + 1;
             }

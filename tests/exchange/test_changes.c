@@ -424,7 +424,7 @@ TEST(test_forged) {
         if (c == 6) message[ROW] = 1;      /* no class has grade 0 */
         if (c == 7) message[ROW + 1] = 31; /* no such code */
         if (c == 8) message[ROW + 2] = 31;
-        if (c == 9) message[ROW + 3] = 16; /* no such size */
+        if (c == 9) message[ROW + 3] = 16;  /* no such size */
         if (c == 10) message[ROW + 4]++;    /* an item more than all lists have */
         if (c == 11) message[ROW + 8]++;    /* a byte more of the stream than there is */
         if (c == 12) message[ROW + 8] -= 1; /* a byte less */
@@ -538,8 +538,8 @@ TEST(test_documented) {
     static const uint16_t before[20] = {0x3f80, [7] = 0x0000, [18] = 0xbc01};
     static const uint16_t after[20] = {0x3f81, [7] = 0x8000, [18] = 0xbc03};
     static const uint8_t body[8 + 12 + 3] = {
-        3,    0,    0,    0,  1, 1, 0, 0,             /* n_items, form, lists */
-        0,    0x44, 0x42, 0,  3, 0, 0, 0, 3, 0, 0, 0, /* first grade, codes, size, items, bytes */
+        3,    0,    0,    0, 1, 1, 0, 0,             /* n_items, form, lists */
+        0,    0x44, 0x42, 0, 3, 0, 0, 0, 3, 0, 0, 0, /* first grade, codes, size, items, bytes */
         0x90, 0xa1, 0x02, /* gaps 0, 6 and 10, integers 1, 0 and 2: +1, -1 and -2 */
     };
     uint8_t message[HEADER + 12 + 40];
