@@ -250,8 +250,8 @@ stage_5() {
         part "a trace" bench_overlap 30 "$nsys" profile -o "$out/trace" --force-overwrite true "$folder/bench_overlap" $cudart $load \
             --delays-ms 5 --steps 2
     else # by torch's own profiler
-        part "a trace" libtagc-cuda.so 40 "$python" tests/gpu/card/bits.py --trace "$out/trace.json.gz" --seconds 32 --kinds fsdp2 \
-            --conditions "8 connections" $(pick "" "--fake --steps 2")
+        part "a trace" libtagc-cuda.so 40 "$python" tests/gpu/card/bits.py --trace "$out/trace.json.gz" --seconds $(pick 36 200) \
+            --kinds fsdp2 --conditions "8 connections" $(pick "" "--fake --steps 2")
     fi
     part "kernels, GPT-2, and others'" bench_cuda 60 "$folder/bench_cuda"
 }

@@ -72,6 +72,13 @@ run 2 scripts/gpu.sh build one two
 said '2 folders, allowed is one'
 run 0 scripts/gpu.sh --help
 said 'compute-sanitizer: memcheck'
+# All deadlines together leave a machine's 15 minutes time to start, and each half fits into a call.
+seconds() { # <stage>...
+    local stage sum=0
+    for stage; do sum=$((sum + $(sed -n "s/^declare -A limits=.*\[$stage\]=\([0-9]*\).*/\1/p" "$root/scripts/gpu.sh"))); done
+    echo $sum
+}
+[ "$(seconds 1 2 3 4)" = 290 ] && [ "$(seconds 5 6 7 8)" = 500 ] || fail "the deadlines are not those of --help"
 run 0 CC=cc scripts/gpu.sh build "$work/made"
 for name in "${built[@]}" made libcudart.so.13; do [ -e "made/$name" ] || fail "$name was not made"; done
 run 1 CC=cc BROKEN=bench/bench_overlap.c scripts/gpu.sh build "$work/made"
