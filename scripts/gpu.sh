@@ -233,7 +233,8 @@ stage_2() {
 stage_3() {
     part "launches that wait" bench_flags 20 env CUDA_LAUNCH_BLOCKING=1 "$folder/bench_flags" --part waits $cudart
     part "launches that do not" bench_flags 20 "$folder/bench_flags" --part waits $cudart
-    part "tests of the kernels" test_cuda_codec 60 "$folder/test_cuda_codec" $(pick "" 10)
+    local most_s=$(($(left) - 12)) # in which trials begin
+    part "tests of the kernels" test_cuda_codec 50 "$folder/test_cuda_codec" $(pick 1 10) $((most_s > 1 ? most_s : 1))
 }
 stage_4() {
     part "bits" libtagc-cuda.so 150 "$python" tests/gpu/card/bits.py --seconds $(($(left) - 8)) $load \
@@ -265,7 +266,7 @@ stage_7() {
         -print -quit 2>/dev/null || true)
     for tool in memcheck racecheck initcheck; do
         if [ -n "$sanitizer" ]; then
-            part $tool test_cuda_codec 30 "$sanitizer" --tool $tool --error-exitcode 1 "$folder/test_cuda_codec" 10
+            part $tool test_cuda_codec 30 "$sanitizer" --tool $tool --error-exitcode 1 "$folder/test_cuda_codec" 20 12
         else
             note $tool "skipped: no compute-sanitizer" 0
         fi

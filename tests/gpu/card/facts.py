@@ -9,10 +9,10 @@ import re
 import sys
 
 if sys.argv[1:] == ["--runtimes"]:
-    for name in ("nvidia", "torch"):
+    for name, place in (("nvidia", "*/lib"), ("torch", "lib")):
         spec = importlib.util.find_spec(name)
         for folder in spec.submodule_search_locations if spec else ():
-            for library in sorted(pathlib.Path(folder).glob("**/lib/libcudart*.so.*")):
+            for library in sorted(pathlib.Path(folder).glob(f"{place}/libcudart*.so.*")):
                 print(library)
     sys.exit(0)
 

@@ -31,6 +31,7 @@ typedef struct fake_modules {
 extern "C"
 #endif
     /* The driver's own. */
-    fake_modules *fake_modules_state(void);
+    fake_modules *
+    fake_modules_state(void);
 
 #endif
