@@ -270,11 +270,7 @@ def main():
             continue
         kinds = args.kinds if number < 2 else [kind for kind in args.kinds if kind in KINDS[:3]]
         problem = forks.run(
-            compare,
-            N_RANKS,
-            min(left_s, most_s),
-            condition.environment,
-            (args, condition, kinds),
+            compare, N_RANKS, min(left_s, most_s), condition.environment, (args, condition, kinds)
         )
         if problem:
             wrong.append(f"{condition.name}: {problem}")
