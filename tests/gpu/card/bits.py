@@ -17,6 +17,7 @@ import os
 import pathlib
 import sys
 import time
+import traceback
 
 import forks
 import torch
@@ -208,6 +209,16 @@ def n_different(one, other):
     return same.count(False) if same else 1
 
 
+def try_to_train(card, args, kind, codec, condition):
+    """Returns what train() does; None where it fails: the other kinds are tried all the same."""
+    try:
+        with card.on(codec):
+            return train(card, args, kind, codec, condition)
+    except Exception:
+        sys.stdout.write(f"rank {os.environ['RANK']}: {kind}, codec {codec}: {traceback.format_exc()}\n")
+        return None
+
+
 def compare(rank, args, condition, kinds):
     """The host's codec where launches wait; else both."""
     card = (Fake if args.fake else Card)(args, condition)
@@ -220,9 +231,11 @@ def compare(rank, args, condition, kinds):
                     f"at {time.time() - args.began:.0f} s: {condition.name}: {kind}, codec {codec}",
                     flush=True,
                 )
-            with card.on(codec):
-                results.append(train(card, args, kind, codec, condition))
-        wrong = torch.tensor([n_different(results[0], results[-1]), int(not results[0][0].isfinite().all())])
+            results.append(try_to_train(card, args, kind, codec, condition))
+        wrong = torch.ones(2, dtype=torch.int64)
+        if None not in results:
+            n_infinite = int(not results[0][0].isfinite().all())
+            wrong = torch.tensor([n_different(results[0], results[-1]), n_infinite])
         torch.distributed.all_reduce(wrong)
         n_wrong += int(wrong.sum())
         if rank == 0:
