@@ -298,7 +298,7 @@ int tagc_comm_is_done(tagc_comm *comm, const tagc_ticket *ticket) {
 
 /* ---- life ---- */
 
-static const tagc_comm_options default_options = {.timeout_s = 120};
+static const tagc_comm_options default_options = {.timeout_s = 120, .more_work_bytes = TAGC_MORE_WORK_BYTES};
 static const tagc_sized options_struct = {
     "tagc_comm_options", sizeof(tagc_comm_options),
     offsetof(tagc_comm_options, names) + sizeof(const int32_t *), /* the last field of the first release */
@@ -318,6 +318,9 @@ tagc_status tagc_comm_read_options(const tagc_comm_options *from, tagc_comm_opti
     if (!(options->total_timeout_s >= 0 && options->total_timeout_s <= 1e6))
         return tagc_fail(TAGC_ERR_ARGUMENT, "options.total_timeout_s is %g, must be in [0, 1e6]",
                          options->total_timeout_s);
+    if (options->more_work_bytes > (uint64_t)1 << 50)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "options.more_work_bytes is %llu, must be in [0, 2^50]",
+                         (unsigned long long)options->more_work_bytes);
     return TAGC_OK;
 }
 

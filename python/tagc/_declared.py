@@ -55,7 +55,7 @@ class Event(Structure):
 class CommOptions(Structure):
     _fields_ = [
         ("struct_bytes", c_size_t), ("timeout_s", c_double), ("trace", c_void_p), ("trace_context", c_void_p),
-        ("total_timeout_s", c_double), ("names", POINTER(c_int32)),
+        ("total_timeout_s", c_double), ("names", POINTER(c_int32)), ("more_work_bytes", c_uint64),
     ]
 
 
