@@ -181,7 +181,7 @@ typedef struct tagc_comm_options {
     const int32_t *names;
     /* Bytes for steps of other units beside that of the largest one, of reducers and of gatherers each, and for spare residuals of a size
      * beside one: then several units are under way at once. Fewer suit ranks that share a host's memory, and who begins a unit when the
-     * one before has ended. [0, 2^50], default 2^25 (32 MB). */
+     * one before has ended. Any number, default 2^25 (32 MB). */
     uint64_t more_work_bytes;
 } tagc_comm_options;
 

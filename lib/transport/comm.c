@@ -318,9 +318,6 @@ tagc_status tagc_comm_read_options(const tagc_comm_options *from, tagc_comm_opti
     if (!(options->total_timeout_s >= 0 && options->total_timeout_s <= 1e6))
         return tagc_fail(TAGC_ERR_ARGUMENT, "options.total_timeout_s is %g, must be in [0, 1e6]",
                          options->total_timeout_s);
-    if (options->more_work_bytes > (uint64_t)1 << 50)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "options.more_work_bytes is %llu, must be in [0, 2^50]",
-                         (unsigned long long)options->more_work_bytes);
     return TAGC_OK;
 }
 

@@ -3,8 +3,8 @@
 #include "transport/comm_private.h"
 
 int tagc_comm_n_spares(uint64_t more_bytes, uint64_t n_bytes, int n_users) {
-    uint64_t n = 1 + more_bytes / (n_bytes ? n_bytes : 1);
-    if (n > TAGC_MOST_SPARES) n = TAGC_MOST_SPARES;
+    uint64_t n = more_bytes / (n_bytes ? n_bytes : 1);
+    n = n < TAGC_MOST_SPARES ? n + 1 : TAGC_MOST_SPARES;
     return n < (uint64_t)n_users ? (int)n : n_users;
 }
 

@@ -6,12 +6,10 @@
  * All parts of a unit, and all units, are under way at once, as far as memory goes (transport/work.h). */
 #include "codec/elements.h"
 #include "core/sized.h"
-#include "exchange/options.h"
 #include "unit/unit.h"
 
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 static const tagc_model_stats no_stats;
 static const tagc_sized stats_struct = {"tagc_model_stats", sizeof(tagc_model_stats),
@@ -294,8 +292,11 @@ static tagc_status end_of(tagc_model_unit *unit, tagc_model_stats *stats) {
     return end_exchange_of(unit, stats);
 }
 
-static tagc_status end_unit(tagc_model *model, uint32_t number, tagc_model_stats *stats) {
+/* out: NULL, or where to. */
+static tagc_status end_unit(tagc_model *model, uint32_t number, tagc_model_stats *out) {
+    tagc_model_stats unused, *stats = out ? out : &unused;
     tagc_model_unit *unit = &model->units[number];
+    tagc_model_stats_init(stats);
     tagc_status status = end_of(unit, stats);
     unit->is_begun = 0;
     unit->gradients = unit->sums = NULL;
@@ -363,10 +364,7 @@ tagc_status tagc_model_begin(tagc_model *model, uint32_t number, const tagc_piec
     mark_begun(unit);
     tagc_status status = begin_unit(unit);
     if (status == TAGC_OK && unit->status == TAGC_OK) return TAGC_OK;
-    /* The other ranks have begun, too. */
-    tagc_model_stats stats;
-    tagc_model_stats_init(&stats);
-    tagc_status ended = end_unit(model, number, &stats);
+    tagc_status ended = end_unit(model, number, NULL); /* the other ranks have begun, too */
     if (unit->status != TAGC_OK) return tagc_fail(unit->status, "%s", unit->text);
     return status != TAGC_OK ? status : ended;
 }
@@ -418,22 +416,18 @@ tagc_status tagc_model_begin_failed(tagc_model *model, uint32_t number, tagc_sta
     }
     tagc_status status = begin_unit(unit);
     if (status == TAGC_OK) return TAGC_OK;
-    tagc_model_stats stats;
-    tagc_model_stats_init(&stats);
-    (void)end_unit(model, number, &stats);
+    (void)end_unit(model, number, NULL);
     return status;
 }
 
 tagc_status tagc_model_ask(tagc_model *model, uint32_t number, uint64_t word) {
-    tagc_model_stats stats;
-    tagc_model_stats_init(&stats);
     TAGC_TRY(tagc_unit_check(model, number, "ask", 0));
     tagc_model_unit *unit = &model->units[number];
     uint64_t former = unit->word, n_exchanges = unit->n_exchanges;
     unit->word = word ^ word_that_asks;
     unit->is_asking = 1;
     tagc_status status = tagc_model_begin_failed(model, number, ASKED, "another rank asks");
-    if (status == TAGC_OK) status = end_unit(model, number, &stats);
+    if (status == TAGC_OK) status = end_unit(model, number, NULL);
     unit->is_asking = 0;
     unit->word = former;
     unit->n_exchanges = n_exchanges;
@@ -474,7 +468,6 @@ tagc_status tagc_model_test(tagc_model *model, uint32_t number, int *done) {
 
 tagc_status tagc_model_end(tagc_model *model, uint32_t number, tagc_model_stats *out) {
     tagc_model_stats stats;
-    tagc_model_stats_init(&stats);
     TAGC_TRY(tagc_unit_check(model, number, "end", 1));
     if (out) TAGC_TRY(tagc_sized_check(&stats_struct, out)); /* while the exchange can still be ended */
     tagc_status status = end_unit(model, number, &stats);
