@@ -237,6 +237,7 @@ static uint32_t word_within(const tagc_model_unit *unit) {
 /* What has begun: waits for it. What failed between hosts, ranks of another place do not know of. */
 static tagc_status end_exchange_of(tagc_model_unit *unit, tagc_model_stats *stats) {
     tagc_model *model = unit->model;
+    tagc_model_stats_init(stats);
     tagc_status status = end_parts(unit, stats);
     if (model->within) {
         int is_own = stats->failed_here || unit->status != TAGC_OK;
@@ -271,7 +272,6 @@ static void end_earlier(tagc_model_unit *unit) {
             if (other->is_begun && !other->is_over && other->n_before < first->n_before) first = other;
         }
         if (first == unit) return;
-        tagc_model_stats_init(&first->stats);
         note_outcome(first, end_exchange_of(first, &first->stats));
         first->is_over = 1;
     }
@@ -296,7 +296,6 @@ static tagc_status end_of(tagc_model_unit *unit, tagc_model_stats *stats) {
 static tagc_status end_unit(tagc_model *model, uint32_t number, tagc_model_stats *out) {
     tagc_model_stats unused, *stats = out ? out : &unused;
     tagc_model_unit *unit = &model->units[number];
-    tagc_model_stats_init(stats);
     tagc_status status = end_of(unit, stats);
     unit->is_begun = 0;
     unit->gradients = unit->sums = NULL;
@@ -386,7 +385,6 @@ tagc_status tagc_model_begin_there(tagc_model *model, uint32_t number, const tag
 }
 
 tagc_status tagc_unit_exchange(tagc_model_unit *unit, tagc_status failure, const char *text) {
-    tagc_model_stats_init(&unit->stats);
     if (failure != TAGC_OK) note(unit, tagc_fail(failure, "%s", text));
     if (unit->status != TAGC_OK) forget_pieces(unit);
     tagc_status status = begin_unit(unit);
