@@ -89,7 +89,7 @@ tsan-build:
 	@cmake --build build-tsan -j$(JOBS) --target all tests
 
 tsan: tsan-build ## tests of what has threads under the thread sanitizer, less the slow ones whose threads others have, too; SHORT=1: of libtagc alone
-	@cd build-tsan && TSAN_OPTIONS=halt_on_error=1 $(CTEST) -L '^(core|codec|transport|exchange|paper|gpu|fsdp|cli|cuda)$$'
+	@cd build-tsan && TSAN_OPTIONS=halt_on_error=1 $(CTEST) -L '^(core|codec|transport|exchange|unit|paper|gpu|fsdp|cli|cuda)$$'
 
 FENCES = -DCMAKE_BUILD_TYPE=$(BUILD_TYPE) -DTAGC_TRAINER=OFF -DTAGC_MPI=OFF -DTAGC_WERROR=ON
 fences-build:

@@ -33,11 +33,7 @@ typedef struct gpu_unit {
 } gpu_unit;
 
 static inline void *gpu_side_main(void *queue) {
-    uint64_t number, tag;
-    const void *input;
-    void *output;
-    tagc_queue_next(queue, &number, &tag, &input,
-                    &output); /* returns when the queue is closed: there are only models */
+    tagc_queue_run(queue);
     return NULL;
 }
 

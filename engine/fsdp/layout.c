@@ -440,7 +440,7 @@ static tagc_status copy(const tagc_fsdp *f, tagc_layout *out) {
         TAGC_TRY(tagc_fsdp_flat_info(f, i, to));
         if (to->reducer.paper) to->reducer.paper = &out->paper;
         tagc_exchange_memory memory;
-        TAGC_TRY(tagc_reducer_memory(&to->reducer, f->world_size / to->n_adding, 0, TAGC_FED_NOT, &memory));
+        TAGC_TRY(tagc_reducer_memory(&to->reducer, f->world_size / to->n_adding, TAGC_FED_NOT, &memory));
         out->memory.residuals += memory.residual;
         out->n_owned += f->tables.flats[i].n_owned;
     }

@@ -2,31 +2,21 @@
  *
  *   tagc_device_open("cuda", NULL, 0, &device);
  *   tagc_kernels_open(device, &kernels);                                          or none: then the processor computes
- *   tagc_queue_create(device, kernels, 2, &queue);                                and a thread calls tagc_queue_next(queue, ...)
+ *   tagc_queue_create(device, kernels, 2, &queue);                                and a thread calls tagc_queue_run(queue)
  *   tagc_model_create_on(queue, NULL, comm, tensors, n_tensors, &options, &model);
  *   tagc_model_begin_on(model, unit, gradients, n, sums, m, stream, TAGC_WAITS_FOR_RESULT);
  *   tagc_model_end(model, unit, NULL);
  *
  *   device   the device and its runtime library, loaded when the process runs; libtagc is built without it
  *   queue    the exchanges of one device: its streams and its buffers of pinned host memory
- *   job      one size of arrays in a queue, which the caller's thread exchanges
  *   kernels  the codec on the device. Gatherers with kernels need no queue.
  *
- * A queue exchanges device arrays with a reducer that computes on the processor. tagc_job_enqueue puts four pieces of
- * work into streams and returns: copy the input to the host, write a flag, wait for another flag, copy the result back.
- * A stream writes and waits for flags by itself (cuStreamWriteValue32, cuStreamWaitValue32). One thread of the caller's sees the
- * first flag, exchanges, and writes the second. It calls nothing of CUDA, so no call of the driver can hold it up:
+ * An exchange is four pieces of work in streams: copy or encode the input, write a flag, wait for another flag, copy or decode the
+ * result. A stream writes and waits for flags by itself (cuStreamWriteValue32, cuStreamWaitValue32). The thread in tagc_queue_run sees the
+ * first flag, exchanges, and writes the second. It calls nothing of CUDA, so no call of the driver can hold it up. All ranks must
+ * begin the same exchanges in the same order. If a rank's device fails, its thread tells the others in the place of the exchange.
  *
- *   while (tagc_queue_next(queue, &ticket, &tag, &input, &output), ticket) {
- *       status = input ? tagc_reducer_run(reducer[tag], input, n, output, n_output, NULL) : TAGC_ERR_DEVICE;
- *       tagc_queue_finish(queue, ticket, status, tagc_last_error());
- *   }
- *
- * All ranks must enqueue the same exchanges in the same order. If a rank's device fails, its thread gets the ticket
- * without an input. A tagc exchange needs all ranks, so the ranks must agree, by a message of their own before each
- * exchange, whether to run it.
- *
- * TAGC_ERR_DEVICE means that the runtime reported a failure. After the first one, the queue hands out every ticket
+ * TAGC_ERR_DEVICE means that the runtime reported a failure. After the first one, the queue ends every exchange
  * with that failure. */
 #ifndef TAGC_DEVICE_H
 #define TAGC_DEVICE_H
@@ -67,19 +57,9 @@ typedef struct tagc_kernels tagc_kernels;
 TAGC_API tagc_status tagc_queue_create(tagc_device *device, tagc_kernels *kernels, int n_buffers,
                                        tagc_queue **out);
 
-/* Waits until the input of the next exchange is in host memory. Exchanges come in the order in which they were enqueued.
- * Those of models it runs and finishes itself; for the next one of a job it returns. Only one thread at a time may call it.
- *
- * *ticket is the number of the exchange, or 0 if the queue is closed; then nothing else is written. *tag is the tag of
- * its job. *input and *output are its pinned memory, which this thread may use until _finish. If the device failed,
- * they are NULL and the function returns the failure; call _finish for the ticket all the same. */
-TAGC_API tagc_status tagc_queue_next(tagc_queue *queue, uint64_t *ticket, uint64_t *tag, const void **input,
-                                     void **output);
-
-/* Ends the exchange of a ticket. If `status` is not TAGC_OK, the whole output becomes NaN (all bits set) and `text` is
- * the reason. Finish the tickets in order. */
-TAGC_API tagc_status tagc_queue_finish(tagc_queue *queue, uint64_t ticket, tagc_status status,
-                                       const char *text);
+/* Runs the exchanges of models, each when its input is in host memory, in the order in which they began, and returns when the queue is
+ * closed. Only one thread may call it; it calls nothing of the device's. */
+TAGC_API tagc_status tagc_queue_run(tagc_queue *queue);
 
 /* Blocks until all exchanges up to `ticket` are finished, or for timeout_ms; 0: without a limit. Their results may still be
  * on the way to the device. It also notices that the device has failed, for which it asks the device now and then. *is_over
@@ -96,24 +76,12 @@ TAGC_API uint64_t tagc_queue_pinned_bytes(tagc_queue *queue);
 /* Returns the stream that copies results back. Work that you add to it runs after the last enqueued exchange. */
 TAGC_API void *tagc_queue_stream(const tagc_queue *queue);
 
-/* Ends all waiting: tagc_queue_next returns ticket 0, and unfinished exchanges fail with TAGC_ERR_STATE. Any thread may
+/* Ends all waiting: tagc_queue_run returns, and unfinished exchanges fail with TAGC_ERR_STATE. Any thread may
  * call it. */
 TAGC_API void tagc_queue_close(tagc_queue *queue);
 
-/* Closes the queue and waits for its copies. First destroy its jobs and end the thread that exchanges. */
+/* Closes the queue and waits for its copies. First destroy its models and end the thread that exchanges. */
 TAGC_API void tagc_queue_destroy(tagc_queue *queue);
-
-/* ---- job ---- */
-
-typedef struct tagc_job tagc_job;
-
-/* tag: identifies the unit in tagc_queue_next.
- * n_bytes_in, n_bytes_out: sizes of input and output, at least 1.
- *
- * The jobs of a queue share its buffers, which are as large as the largest job needs. If they have to grow, the call
- * waits for all enqueued exchanges, as tagc_queue_wait does. Do not call it from the thread that exchanges. */
-TAGC_API tagc_status tagc_job_create(tagc_queue *queue, uint64_t tag, size_t n_bytes_in, size_t n_bytes_out,
-                                     tagc_job **out);
 
 /* For what later work of the caller's stream waits. The input is read when it is copied to the host, or encoded. */
 typedef enum tagc_waits {
@@ -123,23 +91,10 @@ typedef enum tagc_waits {
         2, /* until the input is read; the result comes in the order of tagc_queue_stream() */
 } tagc_waits;
 
-/* Enqueues the exchange of `input` (n_bytes_in) into `output` (n_bytes_out), of the job's sizes. Both are in the device's memory and
- * may be the same array. The exchange starts after the work that `stream` has so far. waits: tagc_waits. With _FOR_RESULT, in the order
- * of that stream the arrays may be freed or used again after the call; with _FOR_INPUT the input may, unless the exchange is a model's
- * that returns whole sums to another array. Else they must stay valid and unchanged until tagc_queue_stream() has done its work.
- *
- * Returns at once, except that it waits, as tagc_queue_wait does, while 1024 exchanges are in progress. If the exchange cannot be started, there
- * is a ticket all the same, and _next and _wait return the failure. TAGC_ERR_ARGUMENT, without a ticket, if an argument
- * is NULL or a size another one. */
-TAGC_API tagc_status tagc_job_enqueue(tagc_job *job, const void *input, size_t n_bytes_in, void *output,
-                                      size_t n_bytes_out, void *stream, int waits, uint64_t *ticket);
-
-TAGC_API void tagc_job_destroy(tagc_job *job);
-
 /* ---- model ---- */
 
-/* Collective. tagc_model_create for gradients and sums in the device's memory. tagc_queue_next exchanges its units by itself, in the
- * order in which they begin, and other ranks of the same model may have host arrays. The queue outlives the model.
+/* Collective. tagc_model_create for gradients and sums in the device's memory. tagc_queue_run exchanges its units, in the order
+ * in which they begin, and other ranks of the same model may have host arrays. The queue outlives the model.
  *
  * If the queue has kernels, gradients of the classes COMPRESSED and MILD stay on the device, with what is not sent of them; else, and for
  * exchanges other than DIRECT, all pieces are copied to pinned memory and back. With kernels, means beyond fp16 become Inf, and `within`
@@ -153,8 +108,10 @@ TAGC_API tagc_status tagc_model_create_on(tagc_queue *queue, tagc_comm *within, 
 TAGC_API tagc_status tagc_model_prepare_on(tagc_model *model, uint32_t unit, const tagc_piece *gradients,
                                            size_t n_gradients, const tagc_piece *sums, size_t n_sums);
 
-/* tagc_model_begin, for work in streams: the exchange starts after the work that `stream` has so far. waits: tagc_waits, as in
- * tagc_job_enqueue, where it says how long arrays must stay. The lists need not stay.
+/* tagc_model_begin, for work in streams: the exchange starts after the work that `stream` has so far. waits: tagc_waits. With
+ * _FOR_RESULT, in the order of that stream the arrays may be freed or used again after the call; with _FOR_INPUT the gradients may,
+ * unless whole sums come back to another array. Else they must stay valid and unchanged until tagc_queue_stream() has done its work.
+ * The lists need not stay.
  *
  * Returns at once, unless 1024 exchanges are in progress, or pieces have not the distances that they had before: then it waits for all
  * exchanges. With kernels and options.rests it waits for them, too, and for the work of `stream`. Failures are told by _end, which waits for the exchange and not for the device. If it fails, sums become NaN, but for those

@@ -179,6 +179,10 @@ typedef struct tagc_comm_options {
     /* What messages call the ranks, (W): for a comm of some ranks of a job, their numbers in the job. Copied. Default NULL: their
      * numbers in the comm, or for the native transport those of its options. */
     const int32_t *names;
+    /* Bytes for steps of other units beside that of the largest one, of reducers and of gatherers each, and for spare residuals of a size
+     * beside one: then several units are under way at once. Fewer suit ranks that share a host's memory, and who begins a unit when the
+     * one before has ended. Any number, default 2^25 (32 MB). */
+    uint64_t more_work_bytes;
 } tagc_comm_options;
 
 TAGC_API void tagc_comm_options_init_sized(tagc_comm_options *options, size_t struct_bytes);

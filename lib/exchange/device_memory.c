@@ -31,7 +31,7 @@ static double in_pages(double n_bytes) {
 static tagc_status add_part(const tagc_reducer_options *part, int world_size, int n_bytes, uint32_t n_sampled,
                             unit_needs *to) {
     tagc_exchange_memory memory;
-    TAGC_TRY(tagc_reducer_memory(part, world_size, 0, TAGC_FED_NOT, &memory));
+    TAGC_TRY(tagc_reducer_memory(part, world_size, TAGC_FED_NOT, &memory));
     int returns = part->output == TAGC_OUTPUT_UNIT,
         is_direct = part->exchange == TAGC_EXCHANGE_DIRECT && !tagc_reducer_options_are_whole(part);
     double n = (double)part->n_elems, n_output = returns ? n : n / world_size;

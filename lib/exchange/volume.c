@@ -66,24 +66,21 @@ uint64_t tagc_norm_bytes(int world_size) {
 
 static const tagc_feed feeds[] = {[TAGC_FED] = {0}, [TAGC_FED_WITHIN] = {.work = TAGC_WORK_HOST_SUM}};
 
-tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_size, int n_before,
-                                tagc_feeding feeding, tagc_exchange_memory *out) {
+tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_size, tagc_feeding feeding,
+                                tagc_exchange_memory *out) {
     tagc_reducer r;
     tagc_arena arena, work;
     TAGC_TRY(
         lay_out(options, world_size, 0, feeding == TAGC_FED_NOT ? NULL : &feeds[feeding], &r, &arena, &work));
     uint64_t n = r.exchange->residual_elems(&r.options);
     uint64_t bodies = 0, residual = n / r.shard * tagc_residual_bytes(r.residual_format, r.shard);
-    int n_spares =
-        n ? tagc_comm_n_spares(residual, n_before + 1) - tagc_comm_n_spares(residual, n_before) : 0;
     if (r.exchange == &tagc_exchange_direct)
         bodies = (uint64_t)world_size * tagc_aligned(tagc_direct_of(&r)->capacity);
     tagc_memory_destroy(r.state);
     *out = (tagc_exchange_memory){.buffers = r.exchange->state_bytes + arena.n_bytes,
                                   .bodies = bodies,
                                   .work = work.n_bytes,
-                                  .residual = residual,
-                                  .spare = (uint64_t)n_spares * residual};
+                                  .residual = residual};
     return TAGC_OK;
 }
 

@@ -46,19 +46,16 @@ uint64_t tagc_norm_bytes(int world_size);
 /* Bytes that one rank holds for a reducer or a gatherer, and what a step of it takes of the memory that objects of a comm share
  * (transport/work.h). */
 typedef struct tagc_exchange_memory {
-    uint64_t buffers; /* its own */
-    uint64_t work;    /* of a step under way */
-    uint64_t residual;
-    uint64_t spare;  /* what this reducer adds to the shared spares */
-    uint64_t bodies; /* of all ranks, as long as they can be; of direct */
+    uint64_t buffers;  /* its own */
+    uint64_t work;     /* of a step under way */
+    uint64_t residual; /* reducers of the comm share spares of it, see tagc_comm_n_spares */
+    uint64_t bodies;   /* of all ranks, as long as they can be; of direct */
 } tagc_exchange_memory;
 
 /* Whose arrays a reducer has: a caller's; or none, since it belongs to a tagc_model, between hosts or within one. */
 typedef enum tagc_feeding { TAGC_FED_NOT, TAGC_FED, TAGC_FED_WITHIN } tagc_feeding;
-/* n_before: reducers of the comm with a residual of this size. So the spares of several reducers add up, see
- * tagc_comm_n_spares. */
-tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_size, int n_before,
-                                tagc_feeding feeding, tagc_exchange_memory *out);
+tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_size, tagc_feeding feeding,
+                                tagc_exchange_memory *out);
 tagc_status tagc_gatherer_memory(const tagc_gatherer_options *options, int world_size,
                                  tagc_exchange_memory *out);
 

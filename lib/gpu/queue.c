@@ -161,6 +161,14 @@ tagc_status tagc_queue_next(tagc_queue *queue, uint64_t *number, uint64_t *tag, 
     return status;
 }
 
+tagc_status tagc_queue_run(tagc_queue *queue) {
+    uint64_t number, tag;
+    const void *input;
+    void *output;
+    return tagc_queue_next(queue, &number, &tag, &input,
+                           &output); /* models' alone: the queue is closed now */
+}
+
 tagc_status tagc_queue_finish(tagc_queue *queue, uint64_t number, tagc_status status, const char *text) {
     if (!queue) return tagc_fail(TAGC_ERR_ARGUMENT, "queue is NULL");
     pthread_mutex_lock(&queue->lock);

@@ -111,11 +111,20 @@ struct tagc_queue {
     char first_text[TEXT_BYTES];
 };
 
-struct tagc_job {
+/* Waits until the input of the next exchange is in host memory, in their order. Those of units it runs and finishes itself; for one
+ * without it returns: *number is its ticket, or 0 if the queue is closed, *tag its job's; *input and *output are its pinned memory,
+ * which this thread may use until _finish. If the device failed, they are NULL and the function returns the failure. */
+tagc_status tagc_queue_next(tagc_queue *queue, uint64_t *number, uint64_t *tag, const void **input,
+                            void **output);
+/* Ends the exchange of a ticket, in their order. If `status` is not TAGC_OK, the whole output becomes NaN (all bits set) and `text` is the
+ * reason. */
+tagc_status tagc_queue_finish(tagc_queue *queue, uint64_t number, tagc_status status, const char *text);
+
+typedef struct tagc_job {
     tagc_queue *queue;
     uint64_t tag;
     size_t n_bytes_in, n_bytes_out;
-};
+} tagc_job;
 
 static inline size_t larger_of(size_t a, size_t b) {
     return a > b ? a : b;
@@ -178,6 +187,19 @@ tagc_status tagc_queue_copy(const tagc_queue *queue, void *to, const void *from,
 /* Waits until nothing is in progress. Call with the launch lock. */
 tagc_status tagc_queue_wait_for_all(tagc_queue *queue);
 
+/* ---- job.c: one size of arrays in a queue. Those without a unit are for tests, whose thread exchanges them ---- */
+
+/* tag: what tagc_queue_next tells of it. n_bytes_in, n_bytes_out: sizes of input and output, at least 1.
+ * The jobs of a queue share its buffers, which are as large as the largest job needs. If they have to grow, the call waits for all
+ * enqueued exchanges, as tagc_queue_wait does. Not for the thread that exchanges. */
+tagc_status tagc_job_create(tagc_queue *queue, uint64_t tag, size_t n_bytes_in, size_t n_bytes_out,
+                            tagc_job **out);
+/* Enqueues the exchange of `input` (n_bytes_in) into `output` (n_bytes_out), of the job's sizes; they may be the same array. As
+ * tagc_model_begin_on. If the exchange cannot be started, there is a ticket all the same, and _next and _wait return the failure;
+ * TAGC_ERR_ARGUMENT, without a ticket, if an argument is NULL or a size another one. */
+tagc_status tagc_job_enqueue(tagc_job *job, const void *input, size_t n_bytes_in, void *output,
+                             size_t n_bytes_out, void *stream, int waits, uint64_t *ticket);
+void tagc_job_destroy(tagc_job *job);
 /* tagc_job_enqueue, for a unit or without one. */
 tagc_status tagc_job_put(tagc_job *job, tagc_unit *unit, uint64_t step, const void *input, void *output,
                          void *stream, int waits, uint64_t *number);

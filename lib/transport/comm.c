@@ -298,7 +298,7 @@ int tagc_comm_is_done(tagc_comm *comm, const tagc_ticket *ticket) {
 
 /* ---- life ---- */
 
-static const tagc_comm_options default_options = {.timeout_s = 120};
+static const tagc_comm_options default_options = {.timeout_s = 120, .more_work_bytes = TAGC_MORE_WORK_BYTES};
 static const tagc_sized options_struct = {
     "tagc_comm_options", sizeof(tagc_comm_options),
     offsetof(tagc_comm_options, names) + sizeof(const int32_t *), /* the last field of the first release */

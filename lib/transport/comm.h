@@ -149,9 +149,8 @@ void tagc_comm_count(tagc_comm *comm, tagc_held what, int64_t n_bytes);
 /* Spare residuals. A reducer writes its new residual into a spare of the same size. It swaps the two when the step has
  * succeeded on all ranks, so a failed or non-finite step changes nothing. A step that finds no spare waits. Reducers of
  * one size and heap share their spares: one, plus one per further reducer as long as they fit into
- * TAGC_MORE_SPARE_BYTES, so that several steps of small units can be in progress. Each reducer calls _acquire and
+ * more_work_bytes of the comm's options, so that several steps of small units can be in progress. Each reducer calls _acquire and
  * _release once. */
-#define TAGC_MORE_SPARE_BYTES ((uint64_t)32 << 20)
 #define TAGC_MOST_SPARES 64
 typedef struct tagc_spares {
     uint64_t n_bytes;
@@ -163,8 +162,8 @@ typedef struct tagc_spares {
 tagc_status tagc_comm_spares_acquire(tagc_comm *comm, uint64_t n_bytes, const tagc_heap *heap,
                                      tagc_spares **out);
 void tagc_comm_spares_release(tagc_comm *comm, tagc_spares *spares);
-/* The number of spares for that many reducers. */
-int tagc_comm_n_spares(uint64_t n_bytes, int n_users);
+/* The number of spares for that many reducers, with that many more_work_bytes. */
+int tagc_comm_n_spares(uint64_t more_bytes, uint64_t n_bytes, int n_users);
 /* NULL when all are taken. */
 void *tagc_comm_spare_take(tagc_comm *comm, tagc_spares *spares);
 void tagc_comm_spare_give(tagc_comm *comm, tagc_spares *spares, void *spare);

@@ -2,10 +2,16 @@
 #include "core/memory.h"
 #include "transport/comm_private.h"
 
-int tagc_comm_n_spares(uint64_t n_bytes, int n_users) {
-    uint64_t n = 1 + TAGC_MORE_SPARE_BYTES / (n_bytes ? n_bytes : 1);
-    if (n > TAGC_MOST_SPARES) n = TAGC_MOST_SPARES;
+int tagc_comm_n_spares(uint64_t more_bytes, uint64_t n_bytes, int n_users) {
+    uint64_t n = more_bytes / (n_bytes ? n_bytes : 1);
+    n = n < TAGC_MOST_SPARES ? n + 1 : TAGC_MOST_SPARES;
     return n < (uint64_t)n_users ? (int)n : n_users;
+}
+
+/* With the lock. */
+static int lacks_some(const tagc_comm *comm, const tagc_spares *spares) {
+    return spares->n_made <
+           tagc_comm_n_spares(comm->options.more_work_bytes, spares->n_bytes, spares->n_users);
 }
 
 /* With the lock. */
@@ -23,7 +29,7 @@ tagc_status tagc_comm_spares_acquire(tagc_comm *comm, uint64_t n_bytes, const ta
     pthread_mutex_lock(&comm->lock);
     tagc_spares *spares = find(comm, n_bytes, heap);
     if (spares) spares->n_users++;
-    int wants_more = !spares || spares->n_made < tagc_comm_n_spares(n_bytes, spares->n_users);
+    int wants_more = !spares || lacks_some(comm, spares);
     pthread_mutex_unlock(&comm->lock);
     void *memory = NULL, *values = NULL;
     if (!spares) TAGC_TRY(tagc_memory_create(sizeof *spares, "spare residual", &memory));
@@ -43,7 +49,7 @@ tagc_status tagc_comm_spares_acquire(tagc_comm *comm, uint64_t n_bytes, const ta
         *spares = (tagc_spares){.n_bytes = n_bytes, .heap = heap, .n_users = 1, .next = comm->spares};
         comm->spares = spares;
     }
-    if (values && spares->n_made < tagc_comm_n_spares(n_bytes, spares->n_users)) {
+    if (values && lacks_some(comm, spares)) {
         spares->n_made++;
         spares->free[spares->n_free++] = values;
         values = NULL;

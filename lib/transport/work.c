@@ -16,9 +16,9 @@ struct tagc_work_region {
     tagc_work *held; /* in the order of addresses */
 };
 
-uint64_t tagc_work_capacity(int kind, uint64_t most, uint64_t total) {
+uint64_t tagc_work_capacity(int kind, uint64_t more_bytes, uint64_t most, uint64_t total) {
     int has_more = kind == TAGC_WORK_REDUCE || kind == TAGC_WORK_GATHER;
-    uint64_t others = total - most, more = has_more ? TAGC_MORE_WORK_BYTES : 0;
+    uint64_t others = total - most, more = has_more ? more_bytes : 0;
     return most + (others < more ? others : more);
 }
 
@@ -60,13 +60,13 @@ static tagc_work_region *retire(tagc_work_region *region) {
 
 /* ---- who shares; with the lock ---- */
 
-static uint64_t wanted_bytes(const tagc_works *works) {
+static uint64_t wanted_bytes(const tagc_comm *comm, const tagc_works *works) {
     uint64_t most = 0, total = 0;
     for (const tagc_work_group *group = works->groups; group; group = group->next) {
         if (group->n_bytes > most) most = group->n_bytes;
         total += group->n_bytes;
     }
-    return tagc_work_capacity(works->kind, most, total);
+    return tagc_work_capacity(works->kind, comm->options.more_work_bytes, most, total);
 }
 
 static int is_right(const tagc_works *works, uint64_t wanted) {
@@ -138,7 +138,7 @@ tagc_status tagc_work_set(tagc_comm *comm, tagc_work *work, size_t n_bytes) {
     tagc_status status = TAGC_OK;
     pthread_mutex_lock(&comm->lock);
     set_bytes(work, n_bytes);
-    for (uint64_t wanted; status == TAGC_OK && !is_right(works, wanted = wanted_bytes(works));) {
+    for (uint64_t wanted; status == TAGC_OK && !is_right(works, wanted = wanted_bytes(comm, works));) {
         tagc_work_region *fresh;
         pthread_mutex_unlock(&comm->lock);
         status = wanted <= SIZE_MAX
@@ -147,7 +147,7 @@ tagc_status tagc_work_set(tagc_comm *comm, tagc_work *work, size_t n_bytes) {
         pthread_mutex_lock(&comm->lock);
         if (status != TAGC_OK) break;
         tagc_work_region *unused = fresh;
-        if (wanted_bytes(works) == wanted && !is_right(works, wanted)) {
+        if (wanted_bytes(comm, works) == wanted && !is_right(works, wanted)) {
             unused = retire(works->region);
             works->region = fresh;
             wake_waiting(comm, works);
@@ -156,7 +156,7 @@ tagc_status tagc_work_set(tagc_comm *comm, tagc_work *work, size_t n_bytes) {
         destroy_region(works->heap, unused);
         pthread_mutex_lock(&comm->lock);
     }
-    if (status != TAGC_OK && works->region && wanted_bytes(works) <= works->region->n_bytes)
+    if (status != TAGC_OK && works->region && wanted_bytes(comm, works) <= works->region->n_bytes)
         status = TAGC_OK; /* the larger one will do */
     if (status != TAGC_OK) set_bytes(work, before);
     pthread_mutex_unlock(&comm->lock);

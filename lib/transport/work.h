@@ -1,9 +1,9 @@
 /* Memory that only a step under way needs: rows that are sent and received, and scratch. The objects of a comm share it.
  *
  * Each object says how much its steps take. Objects with one tag, as the reducers of one unit, can all be under way at once: the
- * memory has room for the largest of these groups, and TAGC_MORE_WORK_BYTES for others at the same time, so that steps of small units
- * share their waits; but for no others where hosts have several ranks, which share the host's memory. It is allocated when objects are
- * made or change, never in a step.
+ * memory has room for the largest of these groups, and more_work_bytes of the comm's options for others at the same time, so that steps
+ * of small units share their waits; but for no others where the model adds up within hosts, whose ranks share memory. It is allocated
+ * when objects are made or change, never in a step.
  *
  * A step takes its memory when the steps before it have theirs, in the order of their _begin calls, which is the same on all ranks.
  * So the oldest unfinished step has its memory on every rank, and no rank waits for a step that waits for memory elsewhere. */
@@ -13,8 +13,8 @@
 #include "core/memory.h"
 #include "core/status.h"
 
-#define TAGC_MORE_WORK_BYTES ((uint64_t)32 << 20)
-#define TAGC_NO_TAG UINT64_MAX /* a group of its own */
+#define TAGC_MORE_WORK_BYTES ((uint64_t)32 << 20) /* the default */
+#define TAGC_NO_TAG UINT64_MAX                    /* a group of its own */
 
 /* Who shares: steps of one kind have one order. */
 enum {
@@ -53,8 +53,8 @@ int tagc_work_take(tagc_comm *comm, tagc_work *work);
 void tagc_work_wait(tagc_comm *comm, tagc_work *work);
 void tagc_work_give(tagc_comm *comm, tagc_work *work); /* accepts one that has nothing */
 
-/* Bytes for groups of a kind of which the largest takes `most`, and all together `total`. */
-uint64_t tagc_work_capacity(int kind, uint64_t most, uint64_t total);
+/* Bytes for groups of a kind of which the largest takes `most`, and all together `total`, with that many more_work_bytes. */
+uint64_t tagc_work_capacity(int kind, uint64_t more_bytes, uint64_t most, uint64_t total);
 /* The same without a comm, for objects that are asked one after the other: what those of the group so far take, of the group that takes most, and
  * all. */
 typedef struct tagc_work_sum {

@@ -1,5 +1,6 @@
 /* Inside of a model: options.c (what follows from options alone), layout.c (where values lie), model.c (life), parts.c (what one reducer
- * exchanges), exchange.c (one exchange of a unit), residual.c (what is not sent), follow.c (the schedule), state.c (checkpoints).
+ * exchanges), feeds.c (what its reducers read and write), exchange.c (one exchange of a unit), residual.c (what is not sent), follow.c
+ * (the schedule), state.c (checkpoints).
  *
  * A unit's tensors of one class and level are a part, which one reducer exchanges. Without hosts of several ranks (L = 1):
  *
@@ -283,10 +284,15 @@ tagc_status tagc_model_make(const tagc_model_device *device, void *queue, tagc_c
                             tagc_comm *between, const tagc_tensor *tensors, size_t n_tensors,
                             const tagc_model_options *options, tagc_model **out);
 
-/* ---- exchange.c ---- */
+/* ---- feeds.c ---- */
 
 /* What the part's reducers read and write. */
 void tagc_part_set_feeds(tagc_model_part *part);
+/* After an exchange: what its sums had beyond fp16 goes into the residual, or where that was not taken, nowhere. */
+tagc_status tagc_part_settle_rest(tagc_model_part *part, int is_taken);
+
+/* ---- exchange.c ---- */
+
 /* Makes room for sums that ranks of a host send each other. */
 tagc_status tagc_model_make_spread(tagc_model *model);
 /* tagc_model_begin, on a device. */

@@ -11,6 +11,7 @@
 #include "transport/work.h"
 #include "unit/options.h"
 #include <math.h>
+#include <stdlib.h>
 
 tagc_mesh_group tagc_mesh_group_of(const tagc_mesh_question *q, int unit) {
     int n_stage = q->world_size / q->n_pipeline, stride = q->n_tensor;
@@ -60,6 +61,7 @@ static double reducer_of(const tagc_mesh_question *q, const tagc_mesh_values *un
     schedule.mild_sparsity = fmin(schedule.mild_sparsity, q->sparsity);
     if (q->sparsity == 0) schedule.mild_format = schedule.format;
     tagc_model_options_init(&model);
+    model.formats.gradient = model.formats.sum = TAGC_ELEMENT_BF16;
     model.formats.dense = TAGC_FORMAT_BF16; /* as the gradients are */
     if (q->sharding == TAGC_SHARD_NONE || q->sharding == TAGC_SHARD_HYBRID)
         model.layout.output = TAGC_OUTPUT_UNIT;
@@ -117,65 +119,78 @@ tagc_status tagc_mesh_flows(const tagc_mesh_question *q, const tagc_mesh_stage *
 
 /* ---- memory ---- */
 
-/* Of a group: what its reducers hold, and what those of a unit under way take. */
-typedef struct held {
-    double residual, buffers, packed;
-    uint64_t most, total; /* work */
-} held;
+/* The options of a group's reducers, unit by unit. */
+typedef struct exchanges {
+    tagc_reducer_options *parts;
+    uint32_t *units;
+    size_t n;
+    int n_hosts;
+} exchanges;
 
-/* What packing gradients in bf16 takes: their largest part stays in the gradient itself. Dense parts are read as fp32; sums lie
- * apart where they cannot take the place of gradients. */
-typedef struct packing {
-    double gradients, stays, apart;
-} packing;
-
-static tagc_status add_reducer(const tagc_reducer_options *options, const tagc_mesh_group *g, int n_units,
-                               held *to, uint64_t *work, packing *packed) {
-    tagc_exchange_memory memory;
-    for (int i = 0; i < n_units; i++) {
-        TAGC_TRY(tagc_reducer_memory(options, g->n_hosts, i, TAGC_FED_NOT, &memory));
-        to->residual += (double)memory.residual;
-        to->buffers += (double)(memory.buffers + memory.spare);
+static void list_unit(const tagc_mesh_question *q, const tagc_mesh_values *unit, const tagc_mesh_group *g,
+                      uint32_t number, exchanges *to) {
+    to->n_hosts = g->n_hosts;
+    for (int class_ = 0; class_ < TAGC_N_CLASSES; class_++) {
+        if (!(reducer_of(q, unit, class_, g, &to->parts[to->n]) > 0)) continue;
+        to->units[to->n++] = number;
     }
-    *work += memory.work;
-    int is_dense = tagc_reducer_options_are_whole(options), is_whole = options->output == TAGC_OUTPUT_UNIT;
-    double n = (double)options->n_elems;
-    packed->gradients += (is_dense ? 4 : 2) * n;
-    if (!is_dense) packed->stays = fmax(packed->stays, 2 * n);
-    if (is_dense || is_whole) packed->apart += 4 * n / (is_whole ? 1 : g->n_hosts);
+}
+
+/* Of a group. With its codec on the device, its buffers are those of the device's other groups. */
+static tagc_status add_group(const tagc_mesh_question *q, const exchanges *group, double *device,
+                             double *host) {
+    if (group->n == 0) return TAGC_OK;
+    if (q->codec_on_host) {
+        tagc_host_memory held;
+        tagc_model_options model;
+        tagc_model_options_init(&model);
+        TAGC_TRY(tagc_plan_reducers(group->parts, group->units, group->n, group->n_hosts, 1, &model,
+                                    TAGC_MORE_WORK_BYTES, &held));
+        host[TAGC_MESH_RESIDUAL] += (double)held.residual;
+        host[TAGC_MESH_BUFFERS] += (double)(held.buffers + held.transient);
+        host[TAGC_MESH_BUFFERS] +=
+            (double)tagc_plan_pinned(group->parts, group->units, group->n, group->n_hosts, 2);
+        return TAGC_OK;
+    }
+    tagc_device_memory held;
+    TAGC_TRY(tagc_plan_device_memory(group->parts, group->units, group->n, group->n_hosts, 2,
+                                     TAGC_SAMPLE_LINES * TAGC_SAMPLE_LINE, &held));
+    device[TAGC_MESH_RESIDUAL] += (double)held.residual;
+    device[TAGC_MESH_BUFFERS] = fmax(device[TAGC_MESH_BUFFERS], (double)held.buffers);
+    host[TAGC_MESH_BUFFERS] = fmax(host[TAGC_MESH_BUFFERS], (double)held.pinned);
     return TAGC_OK;
 }
 
-static tagc_status add_unit(const tagc_mesh_question *q, const tagc_mesh_stage *stage, int unit,
-                            const tagc_mesh_group *g, held *to) {
-    uint64_t work = 0;
-    packing packed = {0};
-    tagc_reducer_options options;
-    for (int class_ = 0; class_ < TAGC_N_CLASSES; class_++)
-        if (reducer_of(q, &stage->units[unit], class_, g, &options) > 0)
-            TAGC_TRY(add_reducer(&options, g, stage->n[unit], to, &work, &packed));
-    if (work > to->most) to->most = work;
-    to->total += work * (uint64_t)stage->n[unit];
-    to->packed = fmax(to->packed, packed.gradients - packed.stays + packed.apart);
-    return TAGC_OK;
-}
-
-static tagc_status add_exchanges(const tagc_mesh_question *q, const tagc_mesh_stage *stage, double *out) {
-    held groups[2] = {0}; /* experts have a group of their own */
-    for (int unit = 0; unit < TAGC_MESH_N_UNITS; unit++) {
+static tagc_status add_exchanges(const tagc_mesh_question *q, const tagc_mesh_stage *stage, double *device,
+                                 double *host) {
+    size_t n_parts = 0;
+    for (int unit = 0; unit < TAGC_MESH_N_UNITS; unit++) n_parts += (size_t)stage->n[unit] * TAGC_N_CLASSES;
+    tagc_reducer_options *parts = calloc(2 * n_parts + 1, sizeof *parts);
+    uint32_t *units = calloc(2 * n_parts + 1, sizeof *units), number = 0;
+    tagc_status status = parts && units
+                             ? TAGC_OK
+                             : tagc_fail(TAGC_ERR_MEMORY, "out of memory for a plan of %zu parts", n_parts);
+    exchanges of_all = {.parts = parts, .units = units},
+              of_experts = {.parts = parts + n_parts, .units = units + n_parts}; /* over other ranks */
+    for (int unit = 0; unit < TAGC_MESH_N_UNITS && status == TAGC_OK; unit++) {
         tagc_mesh_group g = tagc_mesh_group_of(q, unit);
-        if (stage->n[unit] > 0 && compresses(q, &g))
-            TAGC_TRY(add_unit(q, stage, unit, &g, &groups[unit == TAGC_MESH_EXPERTS]));
+        for (int i = 0; i < stage->n[unit] && compresses(q, &g); i++)
+            list_unit(q, &stage->units[unit], &g, number++,
+                      unit == TAGC_MESH_EXPERTS ? &of_experts : &of_all);
         if (is_delta(q) && gathers_by_tagc(q, &g))
-            out[TAGC_MESH_REPLICAS] += 2 * stage->n[unit] * tagc_mesh_count(&stage->units[unit]) / g.per_host;
+            (q->codec_on_host ? host : device)[TAGC_MESH_REPLICAS] +=
+                2 * stage->n[unit] * tagc_mesh_count(&stage->units[unit]) / g.per_host;
     }
-    for (int i = 0; i < 2; i++) {
-        out[TAGC_MESH_RESIDUAL] += groups[i].residual;
-        out[TAGC_MESH_BUFFERS] +=
-            groups[i].buffers + (double)tagc_work_capacity(TAGC_WORK_REDUCE, groups[i].most, groups[i].total);
+    double own_device[TAGC_MESH_N_KINDS] = {0}, own_host[TAGC_MESH_N_KINDS] = {0};
+    if (status == TAGC_OK) status = add_group(q, &of_all, own_device, own_host);
+    if (status == TAGC_OK) status = add_group(q, &of_experts, own_device, own_host);
+    for (int kind = 0; kind < TAGC_MESH_N_KINDS; kind++) {
+        device[kind] += own_device[kind];
+        host[kind] += own_host[kind];
     }
-    out[TAGC_MESH_BUFFERS] += fmax(groups[0].packed, groups[1].packed);
-    return TAGC_OK;
+    free(parts);
+    free(units);
+    return status;
 }
 
 /* What FSDP2 gathers and reduces at once, in bf16: a unit in use and one ahead; the gradient of one, and a copy of it in the order
@@ -210,7 +225,7 @@ tagc_status tagc_mesh_data_memory(const tagc_mesh_question *q, const tagc_mesh_s
     if (has_whole_gradients) device[TAGC_MESH_GRADIENTS] += 4 * n;
     if (!has_whole_gradients || is_on_host) state[TAGC_MESH_GRADIENTS] += 4 * owned;
     add_torch(q, n, largest, device);
-    return add_exchanges(q, stage, q->codec_on_host ? host : device);
+    return add_exchanges(q, stage, device, host);
 }
 
 double tagc_mesh_state_moved(const tagc_mesh_question *q, const tagc_mesh_stage *stage) {

@@ -4,6 +4,7 @@
 #include "exchange/all_to_all.h"
 #include "exchange/options.h"
 #include "exchange/volume.h"
+#include "transport/comm.h"
 #include "transport/work.h"
 #include "unit/options.h"
 #include <math.h>
@@ -61,12 +62,12 @@ typedef struct alike {
     int n;
 } alike;
 
-/* How many reducers before this one have a residual of so many bytes. */
-static int count_alike(alike *sizes, size_t *n_sizes, uint64_t residual) {
+/* Counts a reducer with a residual of so many bytes. */
+static void count_alike(alike *sizes, size_t *n_sizes, uint64_t residual) {
     size_t i = 0;
     while (i < *n_sizes && sizes[i].residual != residual) i++;
     if (i == *n_sizes) sizes[(*n_sizes)++] = (alike){residual, 0};
-    return sizes[i].n++;
+    sizes[i].n++;
 }
 
 /* The reducer that adds a part up within a host. */
@@ -78,8 +79,8 @@ static void within_host(const tagc_reducer_options *part, int n_places, const ta
 }
 
 static tagc_status add_needs(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
-                             int world_size, int n_places, const tagc_model_options *hosts, alike *sizes,
-                             tagc_host_memory *out) {
+                             int world_size, int n_places, const tagc_model_options *hosts, uint64_t more,
+                             alike *sizes, tagc_host_memory *out) {
     tagc_feeding feeding = n_places == 0 ? TAGC_FED_NOT : TAGC_FED;
     tagc_work_sum between = {0}, within = {0};
     uint64_t spares = 0;
@@ -87,33 +88,56 @@ static tagc_status add_needs(const tagc_reducer_options *parts, const uint32_t *
     for (size_t i = 0; i < n; i++) {
         tagc_exchange_memory memory;
         int is_new_unit = i == 0 || units[i] != units[i - 1];
-        TAGC_TRY(tagc_reducer_memory(&parts[i], world_size, 0, feeding, &memory));
-        int n_before = count_alike(sizes, &n_sizes, memory.residual);
-        if (n_before > 0) TAGC_TRY(tagc_reducer_memory(&parts[i], world_size, n_before, feeding, &memory));
+        TAGC_TRY(tagc_reducer_memory(&parts[i], world_size, feeding, &memory));
+        if (memory.residual > 0) count_alike(sizes, &n_sizes, memory.residual);
         out->residual += memory.residual;
         out->buffers += memory.buffers;
-        spares += memory.spare;
         tagc_work_add(&between, is_new_unit, memory.work);
         if (n_places < 2) continue;
         tagc_reducer_options host;
         within_host(&parts[i], n_places, hosts, &host);
-        TAGC_TRY(tagc_reducer_memory(&host, n_places, 0, TAGC_FED_WITHIN, &memory));
+        TAGC_TRY(tagc_reducer_memory(&host, n_places, TAGC_FED_WITHIN, &memory));
         out->buffers += memory.buffers;
         tagc_work_add(&within, is_new_unit, memory.work);
     }
     int kind = n_places < 2 ? TAGC_WORK_REDUCE : TAGC_WORK_PLACE;
-    out->transient = spares + tagc_work_capacity(kind, between.most, between.total) +
-                     tagc_work_capacity(TAGC_WORK_HOST_SUM, within.most, within.total);
+    for (size_t i = 0; i < n_sizes; i++)
+        spares += (uint64_t)tagc_comm_n_spares(more, sizes[i].residual, sizes[i].n) * sizes[i].residual;
+    out->transient = spares + tagc_work_capacity(kind, more, between.most, between.total) +
+                     tagc_work_capacity(TAGC_WORK_HOST_SUM, more, within.most, within.total);
     return TAGC_OK;
 }
 
 tagc_status tagc_plan_reducers(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
-                               int world_size, int n_places, const tagc_model_options *hosts,
+                               int world_size, int n_places, const tagc_model_options *hosts, uint64_t more,
                                tagc_host_memory *out) {
     *out = (tagc_host_memory){0};
     alike *sizes = calloc(n + 1, sizeof *sizes);
     if (!sizes) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a plan of %zu reducers", n);
-    tagc_status status = add_needs(parts, units, n, world_size, n_places, hosts, sizes, out);
+    tagc_status status = add_needs(parts, units, n, world_size, n_places, hosts, more, sizes, out);
     free(sizes);
     return status;
+}
+
+/* Of compress(): buffers of pinned memory for exchanges under way, with the codec on the host (one is copied out, one exchanged, one
+ * copied back) and on the GPU. */
+enum { N_BUFFERS_OF_HOST = 3, N_BUFFERS_OF_DEVICE = 2 };
+
+tagc_status tagc_plan_device_memory(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
+                                    int world_size, int n_bytes, uint32_t n_sampled,
+                                    tagc_device_memory *out) {
+    return tagc_device_memory_of(parts, units, n, world_size, n_bytes, n_sampled, N_BUFFERS_OF_DEVICE, out);
+}
+
+uint64_t tagc_plan_pinned(const tagc_reducer_options *parts, const uint32_t *units, size_t n, int world_size,
+                          int n_bytes) {
+    double in = 0, out = 0;
+    for (size_t i = 0; i < n;) {
+        double values = 0, is_all_reduce = parts[i].output == TAGC_OUTPUT_UNIT;
+        uint32_t unit = units[i];
+        for (; i < n && units[i] == unit; i++) values += (double)parts[i].n_elems;
+        in = fmax(in, n_bytes * values);
+        out = fmax(out, n_bytes * values / (is_all_reduce ? 1 : world_size));
+    }
+    return (uint64_t)(N_BUFFERS_OF_HOST * (in + out));
 }

@@ -3,6 +3,7 @@
 #ifndef TAGC_PLAN_BYTES_H
 #define TAGC_PLAN_BYTES_H
 
+#include "exchange/device_memory.h"
 #include "tagc/model.h"
 
 /* Values that a rank exchanges of so many: each of a host's ranks has its part. */
@@ -27,9 +28,18 @@ typedef struct tagc_host_memory {
 } tagc_host_memory;
 
 /* As tagc_plan_host_memory (sizes/memory.h), without what ranks of a host send each other afterwards. hosts: the formats in which the model
- * reads gradients, and adds them up within a host. */
+ * reads gradients, and adds them up within a host. more: more_work_bytes of the comms. */
 tagc_status tagc_plan_reducers(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
-                               int world_size, int n_places, const tagc_model_options *hosts,
+                               int world_size, int n_places, const tagc_model_options *hosts, uint64_t more,
                                tagc_host_memory *out);
+
+/* Bytes of a rank for reducers with their codec on the GPU. n_bytes: of a value of the gradient, 2 or 4. n_sampled: values of which a
+ * selection takes a sample; kernels have TAGC_SAMPLE_LINES * TAGC_SAMPLE_LINE. The rest as in tagc_plan_reducers. */
+TAGC_API tagc_status tagc_plan_device_memory(const tagc_reducer_options *parts, const uint32_t *units,
+                                             size_t n, int world_size, int n_bytes, uint32_t n_sampled,
+                                             tagc_device_memory *out);
+/* Bytes of pinned memory with the codec on the host, of gradients and sums of n_bytes per value. */
+TAGC_API uint64_t tagc_plan_pinned(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
+                                   int world_size, int n_bytes);
 
 #endif

@@ -191,8 +191,8 @@ static tagc_status add_reducers(const tagc_deployment *d, tagc_plan_memory *out)
         units[i] = (uint32_t)d->layout->flats[i].unit;
     }
     if (status == TAGC_OK)
-        status =
-            tagc_plan_reducers(parts, units, n, d->setup->world_size / n_adding, n_places, &model, &held);
+        status = tagc_plan_reducers(parts, units, n, d->setup->world_size / n_adding, n_places, &model,
+                                    TAGC_MORE_WORK_BYTES, &held);
     out->engine.residuals = held.residual;
     out->buffers += held.buffers + held.transient;
     if (n_places > 0 && d->setup->engine.sharding == TAGC_SHARD_NONE)
@@ -214,7 +214,8 @@ static void add_gatherers(const tagc_deployment *d, tagc_plan_memory *out) {
         }
     }
     for (int level = 0; level < 2; level++)
-        out->buffers += tagc_work_capacity(TAGC_WORK_GATHER, taken[level].most, taken[level].total);
+        out->buffers +=
+            tagc_work_capacity(TAGC_WORK_GATHER, TAGC_MORE_WORK_BYTES, taken[level].most, taken[level].total);
 }
 
 static tagc_status measure_memory(const tagc_deployment *d, tagc_plan_memory *out) {

@@ -5,6 +5,7 @@
 #include "exchange/options.h"
 #include "sizes/catalogue.h"
 #include "tagc/schedule.h"
+#include "transport/work.h"
 #include "unit/options.h"
 #include "unit/unit.h"
 #include <math.h>
@@ -14,6 +15,9 @@ const int tagc_gpu_sizes_gb[TAGC_N_GPU_SIZES] = {24, 40, 80};
 
 /* ---- reducers ---- */
 
+/* Of compress(): what units may take beside the largest one on hosts of several ranks, of which each has a part of the host's memory. */
+enum { MORE_OF_HOSTS = 1 << 20 };
+
 /* As compress() makes models: a host's ranks add up in what gradients are. Where they send each other sums, there is room for that. */
 tagc_status tagc_plan_host_memory(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
                                   int world_size, int n_places, int n_bytes, tagc_host_memory *out) {
@@ -21,33 +25,11 @@ tagc_status tagc_plan_host_memory(const tagc_reducer_options *parts, const uint3
     tagc_model_options_init(&model);
     model.formats.gradient = n_bytes == 2 ? TAGC_ELEMENT_BF16 : TAGC_ELEMENT_FP32;
     model.hosts.format = n_bytes == 2 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
-    TAGC_TRY(tagc_plan_reducers(parts, units, n, world_size, n_places, &model, out));
+    uint64_t more = n_places > 1 ? MORE_OF_HOSTS : TAGC_MORE_WORK_BYTES;
+    TAGC_TRY(tagc_plan_reducers(parts, units, n, world_size, n_places, &model, more, out));
     if (n_places > 1 && n > 0 && parts[0].output == TAGC_OUTPUT_UNIT)
         out->transient += (1 + (uint64_t)n_places) * TAGC_SPREAD_BYTES;
     return TAGC_OK;
-}
-
-/* Of compress(): buffers of pinned memory for exchanges under way, with the codec on the host (one is copied out, one exchanged, one
- * copied back) and on the GPU. */
-enum { N_BUFFERS_OF_HOST = 3, N_BUFFERS_OF_DEVICE = 2 };
-
-tagc_status tagc_plan_device_memory(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
-                                    int world_size, int n_bytes, uint32_t n_sampled,
-                                    tagc_device_memory *out) {
-    return tagc_device_memory_of(parts, units, n, world_size, n_bytes, n_sampled, N_BUFFERS_OF_DEVICE, out);
-}
-
-uint64_t tagc_plan_pinned(const tagc_reducer_options *parts, const uint32_t *units, size_t n, int world_size,
-                          int n_bytes) {
-    double in = 0, out = 0;
-    for (size_t i = 0; i < n;) {
-        double values = 0, is_all_reduce = parts[i].output == TAGC_OUTPUT_UNIT;
-        uint32_t unit = units[i];
-        for (; i < n && units[i] == unit; i++) values += (double)parts[i].n_elems;
-        in = fmax(in, n_bytes * values);
-        out = fmax(out, n_bytes * values / (is_all_reduce ? 1 : world_size));
-    }
-    return (uint64_t)(N_BUFFERS_OF_HOST * (in + out));
 }
 
 /* ---- a GPT ---- */

@@ -2,7 +2,6 @@
 #ifndef TAGC_SIZES_MEMORY_H
 #define TAGC_SIZES_MEMORY_H
 
-#include "exchange/device_memory.h"
 #include "plan/bytes.h"
 
 /* Where gradients become fewer bytes: Options(codec=) of tagc.torch. */
@@ -17,15 +16,6 @@ extern const int tagc_gpu_sizes_gb[TAGC_N_GPU_SIZES];
  * reducer. */
 TAGC_API tagc_status tagc_plan_host_memory(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
                                            int world_size, int n_places, int n_bytes, tagc_host_memory *out);
-
-/* Bytes of a rank for reducers with their codec on the GPU. n_bytes: of a value of the gradient, 2 or 4. n_sampled: values of which a
- * selection takes a sample; kernels have TAGC_SAMPLE_LINES * TAGC_SAMPLE_LINE. The rest as in tagc_plan_host_memory. */
-TAGC_API tagc_status tagc_plan_device_memory(const tagc_reducer_options *parts, const uint32_t *units,
-                                             size_t n, int world_size, int n_bytes, uint32_t n_sampled,
-                                             tagc_device_memory *out);
-/* Bytes of pinned memory with the codec on the host, of gradients and sums of n_bytes per value. */
-TAGC_API uint64_t tagc_plan_pinned(const tagc_reducer_options *parts, const uint32_t *units, size_t n,
-                                   int world_size, int n_bytes);
 
 typedef struct tagc_memory_row {
     const char *name;

@@ -55,7 +55,7 @@ class Event(Structure):
 class CommOptions(Structure):
     _fields_ = [
         ("struct_bytes", c_size_t), ("timeout_s", c_double), ("trace", c_void_p), ("trace_context", c_void_p),
-        ("total_timeout_s", c_double), ("names", POINTER(c_int32)),
+        ("total_timeout_s", c_double), ("names", POINTER(c_int32)), ("more_work_bytes", c_uint64),
     ]
 
 
@@ -438,21 +438,13 @@ FUNCTIONS: dict[str, dict[str, tuple[list[Any], Any]]] = {
         "tagc_device_text": ([c_void_p], c_char_p),
         "tagc_device_close": ([c_void_p], None),
         "tagc_queue_create": ([c_void_p, c_void_p, c_int, POINTER(c_void_p)], c_int),
-        "tagc_queue_next": ([
-            c_void_p, POINTER(c_uint64), POINTER(c_uint64), POINTER(c_void_p), POINTER(c_void_p),
-        ], c_int),
-        "tagc_queue_finish": ([c_void_p, c_uint64, c_int, c_char_p], c_int),
+        "tagc_queue_run": ([c_void_p], c_int),
         "tagc_queue_wait": ([c_void_p, c_uint64, c_uint32, POINTER(c_int)], c_int),
         "tagc_queue_forgive": ([c_void_p], None),
         "tagc_queue_pinned_bytes": ([c_void_p], c_uint64),
         "tagc_queue_stream": ([c_void_p], c_void_p),
         "tagc_queue_close": ([c_void_p], None),
         "tagc_queue_destroy": ([c_void_p], None),
-        "tagc_job_create": ([c_void_p, c_uint64, c_size_t, c_size_t, POINTER(c_void_p)], c_int),
-        "tagc_job_enqueue": ([
-            c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p, c_int, POINTER(c_uint64),
-        ], c_int),
-        "tagc_job_destroy": ([c_void_p], None),
         "tagc_model_create_on": ([
             c_void_p, c_void_p, c_void_p, POINTER(Tensor), c_size_t, POINTER(ModelOptions), POINTER(c_void_p),
         ], c_int),

@@ -123,6 +123,13 @@ FUNCTIONS: dict[str, dict[str, tuple[list[Any], Any]]] = {
         "tagc_plan_mesh": ([POINTER(MeshQuestion), POINTER(MeshReply)], c_int),
         "tagc_plan_pipeline_s": ([c_int, c_int, c_int, c_double, c_double, c_double], c_double),
     },
+    "bytes.h": {
+        "tagc_plan_device_memory": ([
+            POINTER(ReducerOptions), POINTER(c_uint32), c_size_t, c_int, c_int, c_uint32,
+            POINTER(DeviceMemory),
+        ], c_int),
+        "tagc_plan_pinned": ([POINTER(ReducerOptions), POINTER(c_uint32), c_size_t, c_int, c_int], c_uint64),
+    },
     "catalogue.h": {
         "tagc_plan_shape": ([c_double, POINTER(c_int), POINTER(c_int)], None),
     },
@@ -136,11 +143,6 @@ FUNCTIONS: dict[str, dict[str, tuple[list[Any], Any]]] = {
         "tagc_plan_host_memory": ([
             POINTER(ReducerOptions), POINTER(c_uint32), c_size_t, c_int, c_int, c_int, POINTER(HostMemory),
         ], c_int),
-        "tagc_plan_device_memory": ([
-            POINTER(ReducerOptions), POINTER(c_uint32), c_size_t, c_int, c_int, c_uint32,
-            POINTER(DeviceMemory),
-        ], c_int),
-        "tagc_plan_pinned": ([POINTER(ReducerOptions), POINTER(c_uint32), c_size_t, c_int, c_int], c_uint64),
     },
     "tokens.h": {
         "tagc_plan_tokens": ([POINTER(TokensQuestion), POINTER(TokensReply)], c_int),

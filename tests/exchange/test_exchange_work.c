@@ -51,11 +51,24 @@ TEST(test_as_much_as_the_largest_unit) {
     destroy_comm(comm);
 }
 
-/* Ranks of a host share its memory. */
+/* Ranks of a host share its memory: where the model adds up within hosts, and where the comm's options say so. */
 TEST(test_no_more_than_the_largest_unit) {
     static const int kinds[] = {TAGC_WORK_HOST_SUM, TAGC_WORK_PLACE, TAGC_WORK_SPREAD};
-    for (int i = 0; i < 3; i++) assert_int_equal(tagc_work_capacity(kinds[i], 7 * MB, 90 * MB), 7 * MB);
-    assert_int_equal(tagc_work_capacity(TAGC_WORK_GATHER, 7 * MB, 90 * MB), 7 * MB + TAGC_MORE_WORK_BYTES);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(tagc_work_capacity(kinds[i], 32 * MB, 7 * MB, 90 * MB), 7 * MB);
+    assert_int_equal(tagc_work_capacity(TAGC_WORK_GATHER, 32 * MB, 7 * MB, 90 * MB), 39 * MB);
+    static const uint64_t tags[] = {1, 2, 3, 4}, more[] = {0, 5 * MB, 1 << 30};
+    static const size_t sizes[] = {3 * MB, 9 * MB, 9 * MB, 9 * MB}, wanted[] = {9 * MB, 14 * MB, 30 * MB};
+    for (int i = 0; i < 3; i++) {
+        tagc_comm_options options;
+        tagc_comm_options_init(&options);
+        options.more_work_bytes = more[i];
+        tagc_comm *comm = comm_alone(&options);
+        tagc_work *works = open_works(comm, tags, sizes, 4);
+        assert_int_equal(tagc_works_bytes(comm, NULL), wanted[i]);
+        close_works(comm, works, 4);
+        destroy_comm(comm);
+    }
 }
 
 /* A step that needs little does not overtake one that waits for much. */

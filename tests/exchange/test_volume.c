@@ -69,7 +69,7 @@ static void send_once(rank_run *run) {
         check_step(run, c, reducer, &options, &stats);
     }
     tagc_exchange_memory memory;
-    CHECK(run, tagc_reducer_memory(&options, run->world_size, 0, TAGC_FED_NOT, &memory) == TAGC_OK);
+    CHECK(run, tagc_reducer_memory(&options, run->world_size, TAGC_FED_NOT, &memory) == TAGC_OK);
     CHECK(run, memory.residual == tagc_reducer_state_bytes(reducer) - 64); /* without the header */
     tagc_reducer_destroy(reducer);
     free(gradient);
@@ -188,7 +188,7 @@ static void direct_once(rank_run *run) {
                      options.sparsity, options.output, tagc_leg_name(leg), planned.n_bytes[leg],
                      (unsigned long long)stats.n_bytes_sent[leg]);
     tagc_exchange_memory memory;
-    CHECK(run, tagc_reducer_memory(&options, run->world_size, 0, TAGC_FED_NOT, &memory) == TAGC_OK);
+    CHECK(run, tagc_reducer_memory(&options, run->world_size, TAGC_FED_NOT, &memory) == TAGC_OK);
     CHECK(run, memory.residual == tagc_reducer_state_bytes(reducer) - 64); /* without the header */
     tagc_reducer_destroy(reducer);
     tagc_reducer_destroy(plain);
@@ -361,16 +361,15 @@ TEST(memory_counts_every_spare) {
         options.n_elems = cases[i].n_elems ? cases[i].n_elems : 1000;
         set_exchange(&options, cases[i].n_elems ? TAGC_EXCHANGE_DIRECT : WHOLE);
         options.residual = cases[i].residual;
-        uint64_t told = 0;
         tagc_exchange_memory memory;
-        for (int k = 0; k < cases[i].n_reducers; k++) {
-            assert_int_equal(tagc_reducer_memory(&options, 1, k, TAGC_FED_NOT, &memory), TAGC_OK);
+        for (int k = 0; k < cases[i].n_reducers; k++)
             assert_int_equal(tagc_reducer_create(comm, &options, &reducers[k]), TAGC_OK);
-            told += memory.spare;
-        }
+        assert_int_equal(tagc_reducer_memory(&options, 1, TAGC_FED_NOT, &memory), TAGC_OK);
         const tagc_spares *spares = reducers[0]->spares;
         assert_int_equal(spares ? spares->n_made : 0, cases[i].n_spares);
-        assert_int_equal(told, (uint64_t)cases[i].n_spares * memory.residual);
+        if (spares) assert_int_equal(spares->n_bytes, memory.residual);
+        int n_told = tagc_comm_n_spares(TAGC_MORE_WORK_BYTES, memory.residual, cases[i].n_reducers);
+        assert_int_equal(memory.residual ? n_told : 0, cases[i].n_spares);
         for (int k = 0; k < cases[i].n_reducers; k++) tagc_reducer_destroy(reducers[k]);
         tagc_comm_destroy(comm);
     }

@@ -189,9 +189,47 @@ def allocated(rank, world_size):
         del model, handle, unit, units
 
 
+def blocks(n, kind):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(768, 768, bias=False) for _ in range(n)))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("hosts", "ranks")) if kind == "hsdp" else None
+    for block in model:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def one_set_of_buffers(rank, world_size):
+    """Where ranks share a host's memory, and for gathers, what exchanges take does not grow with the units of
+    a model: on two hosts of two ranks, with every value in 4 bits and with few of them."""
+    import tagc.torch as tagc
+    from tagc.torch.memory import count
+
+    for kind, sparsity, parameters, hosts in (
+        ("hsdp", 0, None, 2),
+        ("hsdp", 0.95, None, 2),
+        ("fsdp2", 0, None, 2),
+        ("fsdp2", 0, "delta4", 4),
+    ):
+        found = []
+        for n in (5, 10):
+            model = blocks(n, kind)
+            how = dict(layers="all", values="int4", sparsity=sparsity, gentle=False, parameters=parameters)
+            with tagc.compress(model, hosts=hosts, verbose=False, **how) as handle:
+                for _ in range(2):
+                    model(torch.randn(2, 768)).square().mean().backward()
+                comms = handle.passes._gather_comms.values() if parameters else handle.passes.comms()
+                found.append(count(comms, ()).host)
+        fewer, more = found
+        assert parameters or more.residual > 1.9 * fewer.residual > 0, (kind, sparsity, found)
+        assert 0 < more.transient < 1.05 * fewer.transient, (kind, sparsity, parameters, found)
+
+
 def test_memory():
     ranks.run_each([counted, replicas_counted], 3)
 
 
 def test_what_the_process_holds():
-    ranks.run(allocated, 4)
+    ranks.run_each([allocated, one_set_of_buffers], 4)

@@ -4,6 +4,7 @@
 #include "../take_from.h"
 #include "pattern.h"
 #include "transport/comm.h"
+#include "transport/work.h"
 
 #ifdef TAGC_SANITIZED
 enum { LONG_MESSAGE = 20000, N_STORMS = 1 };
@@ -203,7 +204,7 @@ static const tagc_heap heap = TAGC_HOST_HEAP;
 TEST(test_spares) {
     tagc_comm *comm = comm_alone(NULL);
     tagc_spares *a, *b, *c;
-    uint64_t small = 100 * sizeof(float), large = 4 * (uint64_t)TAGC_MORE_SPARE_BYTES;
+    uint64_t small = 100 * sizeof(float), large = 4 * (uint64_t)TAGC_MORE_WORK_BYTES;
     assert_int_equal(tagc_comm_spares_acquire(comm, small, &heap, &a), TAGC_OK);
     assert_int_equal(tagc_comm_spares_acquire(comm, large, &heap, &b), TAGC_OK);
     assert_int_equal(tagc_comm_spares_acquire(comm, small, &heap, &c), TAGC_OK);
@@ -229,7 +230,9 @@ TEST(test_spares) {
     tagc_comm_spares_release(comm, NULL);
     assert_int_equal(tagc_comm_spares_acquire(comm, large, &heap, &c), TAGC_OK);
     assert_int_equal(c->n_made, 1); /* one for both: they take turns */
-    assert_int_equal(tagc_comm_n_spares(4000, 100), TAGC_MOST_SPARES);
+    assert_int_equal(tagc_comm_n_spares(TAGC_MORE_WORK_BYTES, 4000, 100), TAGC_MOST_SPARES);
+    assert_int_equal(tagc_comm_n_spares(8000, 4000, 100), 3);
+    assert_int_equal(tagc_comm_n_spares(0, 4000, 100), 1); /* one unit at a time */
     assert_int_equal(tagc_comm_spares_acquire(comm, UINT64_MAX / 2 + 1, &heap, &a), TAGC_ERR_MEMORY);
     assert_null(a);
     tagc_comm_destroy(comm); /* frees b, which was not released */

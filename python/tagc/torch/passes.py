@@ -22,6 +22,7 @@ from tagc.torch.exchange.interfaces import Expected
 from tagc.torch.exchange.layout import Layout
 from tagc.torch.exchange.model import DTYPES, Levels, LocalFailure, Sum, Unit, kind_of
 from tagc.torch.exchange.model_exchanges import (
+    MOST_BYTES_OF_HOSTS,
     Contents,
     FindLayout,
     Gradient,
@@ -59,6 +60,7 @@ class Passes:
         self.model_exchanges = ModelExchanges(state.schedule, record, *waits_for)
         self._comms: dict[tuple[int, ...], Comm] = {}  # by ranks
         self._gather_comms: dict[tuple[int, ...], Comm] = {}
+        self._more_work_bytes: int | None = None  # of _comms
         self._loss_scale = 1.0  # of the pass whose hooks run; state.loss_scale is that of residuals
         self._step_open = self._is_outside = False
         self._last_summed: Staging | None = None  # where the last exchange over hosts of several ranks was
@@ -68,14 +70,16 @@ class Passes:
         """Returns the connection over that group's ranks. Collective at the first call for a group."""
         if not isinstance(group, dist.ProcessGroup):
             return group.connection()  # ranks that torch.distributed does not know
-        return self._comm(self._comms, group)
+        return self._comm(self._comms, group, self._more_work_bytes)
 
     def gather_comm(self, group: dist.ProcessGroup) -> Comm:
         """Returns another connection over them, for gathers while an exchange of gradients goes on: ranks
-        come to the two in different orders."""
-        return self._comm(self._gather_comms, group)
+        come to the two in different orders. Its gathers come one after the other."""
+        return self._comm(self._gather_comms, group, 0)
 
-    def _comm(self, comms: dict[tuple[int, ...], Comm], group: dist.ProcessGroup) -> Comm:
+    def _comm(
+        self, comms: dict[tuple[int, ...], Comm], group: dist.ProcessGroup, more_work_bytes: int | None
+    ) -> Comm:
         ranks = tuple(dist.get_process_group_ranks(group))
         if (found := comms.get(ranks)) is not None:  # without the lock, which an exchange under way has
             return found
@@ -84,13 +88,15 @@ class Passes:
                 options = self.state.options
                 # groups of ranks that leave may end, and others be made in their place
                 transport = "gloo" if self.state.wrapper.is_elastic else options.transport
-                comms[ranks] = Comm(group, options.timeout_s, transport)
+                comms[ranks] = Comm(group, options.timeout_s, transport, more_work_bytes)
             return comms[ranks]
 
     def connect(self, is_on_host: bool) -> None:
         """Makes the connections of the exchanges that compress() expects, of a model in CPU memory or on a
         device. Collective."""
         wrapper = self.state.wrapper
+        if is_on_host and wrapper.shares_hosts():
+            self._more_work_bytes = MOST_BYTES_OF_HOSTS
         is_one, in_thread = self.state.options.hosts == 1, is_on_host and wrapper.works_in_thread
         # what is left to torch is not exchanged in two levels
         is_left = in_thread if is_one else bool(wrapper.left_to_torch())

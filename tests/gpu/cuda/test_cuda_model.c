@@ -325,11 +325,7 @@ static void read_sums(void *arg) {
 }
 
 static void *exchange_main(void *arg) {
-    uint64_t number, tag;
-    const void *input;
-    void *output;
-    tagc_queue_next(arg, &number, &tag, &input, &output);
-    if (number) abort(); /* there are only units */
+    if (tagc_queue_run(arg) != TAGC_OK) abort();
     return NULL;
 }
 

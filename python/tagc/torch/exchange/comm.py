@@ -57,14 +57,24 @@ class Disagreement(Error):
 class Comm:
     """One rank's connection to the others of `group`. Collective to make. transport: as in compress()."""
 
-    def __init__(self, group: dist.ProcessGroup, timeout_s: float, transport: str = "host") -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        timeout_s: float,
+        transport: str = "host",
+        more_work_bytes: int | None = None,
+    ) -> None:
+        """more_work_bytes: as of tagc_comm_options; None: its default."""
         self._timeout_s = timeout_s
         self._lock = threading.RLock()
         self._handle = ctypes.c_void_p()
         self._name = ""  # of this connection, the same on all ranks
         self._gloo: Any = None  # for collectives()
         self._way = self._connect(group, transport)
-        self._handle = self._way.comm()
+        options = lib.initialised(lib.CommOptions, "tagc_comm_options_init")
+        if more_work_bytes is not None:
+            options.more_work_bytes = more_work_bytes
+        self._handle = self._way.comm(options)
         endings.add(self)
         try:
             self.all_gather(b"\0")  # closing before a peer has connected to all ranks would fail there

@@ -67,9 +67,8 @@ class Gloo:
             lib.TRANSPORT_ABI, lib.EXCHANGE_FN(self._on_exchange), lib.ABORT_FN(self._on_abort)
         )
 
-    def comm(self) -> ctypes.c_void_p:
+    def comm(self, options: lib.CommOptions) -> ctypes.c_void_p:
         """Returns a tagc_comm."""
-        options = lib.initialised(lib.CommOptions, "tagc_comm_options_init")
         # gloo times out first, because its error names the reason
         options.timeout_s = min(1e6, 2 * self._timeout_s)
         names = (ctypes.c_int32 * self.world_size)(*self.ranks)

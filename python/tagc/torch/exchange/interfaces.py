@@ -118,6 +118,12 @@ class Wrapped:
         """Returns the hosts of one of groups()."""
         return Hosts.flat(group) if self.cluster is None else self.cluster.of(group)
 
+    def shares_hosts(self) -> bool:
+        """Returns whether a host has several ranks of the model, of which not each counts as a host."""
+        if self.between is not None:
+            return len(self.ranks()) > 1
+        return self.cluster is not None and 1 < self.cluster.n_hosts(self.ranks()) < len(self.ranks())
+
     @property
     def why_no_hosts(self) -> str:
         """Why it does not add gradients up within hosts."""

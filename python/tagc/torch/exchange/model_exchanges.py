@@ -42,7 +42,7 @@ from tagc.torch.exchange.within import op_between
 # Gradients whose exchanges are under way, beside one of any size: a rank that computes faster than it sends
 # would keep its whole gradient otherwise.
 MOST_BYTES = 32 << 20
-MOST_BYTES_OF_HOSTS = 1 << 20  # where ranks share the memory of a host
+MOST_BYTES_OF_HOSTS = 1 << 20  # where ranks share the memory of a host, also for what exchanges take
 
 _NOTHING = torch.empty(0, device="cpu")
 

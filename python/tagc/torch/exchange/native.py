@@ -101,10 +101,8 @@ class Port:
                     stacklevel=2,
                 )
 
-    def comm(self, timeout_s: float) -> ctypes.c_void_p:
+    def comm(self, options: lib.CommOptions) -> ctypes.c_void_p:
         """Returns a tagc_comm, which owns this."""
-        options = lib.initialised(lib.CommOptions, "tagc_comm_options_init")
-        options.timeout_s = timeout_s
         comm = ctypes.c_void_p()
         lib.call("tagc_comm_create_native", self._handle, ctypes.byref(options), ctypes.byref(comm))
         self._handle = ctypes.c_void_p()
@@ -124,10 +122,11 @@ class Native:
         self._port, self._timeout_s = port, timeout_s
         self._comm = ctypes.c_void_p()
 
-    def comm(self) -> ctypes.c_void_p:
+    def comm(self, options: lib.CommOptions) -> ctypes.c_void_p:
         """Returns a tagc_comm."""
+        options.timeout_s = self._timeout_s
         try:
-            self._comm = self._port.comm(self._timeout_s)
+            self._comm = self._port.comm(options)
         except BaseException:
             self._port.close()
             raise

@@ -242,8 +242,7 @@ class Staging:
 
     def _exchange_all(self) -> None:
         """Runs exchanges until the queue is closed, without Python's lock."""
-        numbers, arrays = [ctypes.c_uint64() for _ in range(2)], [ctypes.c_void_p() for _ in range(2)]
-        lib.load().tagc_queue_next(self._queue, *map(ctypes.byref, [*numbers, *arrays]))  # nobody has jobs
+        lib.load().tagc_queue_run(self._queue)
         if self._frees_itself:
             self._free()
 
