@@ -55,6 +55,13 @@ def arguments():
         default=1.5,
         help="seconds of silence after which torchft leaves a site out (1.5)",
     )
+    add(
+        "--join",
+        type=float,
+        default=20.0,
+        help="seconds that torchft waits for one that is not silent, from the first that came: longer than "
+        "the time between two exchanges, or who waits for the next one cuts the others off (20)",
+    )
     add("--patience", type=float, default=4.0, help="seconds until an exchange with a silent site fails (4)")
     add("--seed", type=int, default=1, help="of the faults (1)")
     add("--out", type=pathlib.Path, help="rows, a line of JSON for each, added to")
@@ -176,7 +183,7 @@ class Sites:
         self._context = multiprocessing.get_context("fork")
         port = 29000 + os.getpid() % 2000
         os.environ["TORCHFT_LIGHTHOUSE"] = f"http://127.0.0.1:{port}"
-        words = {"min_replicas": 1, "bind": f"[::]:{port}", "join_timeout_ms": int(1000 * args.heard)}
+        words = {"min_replicas": 1, "bind": f"[::]:{port}", "join_timeout_ms": int(1000 * args.join)}
         words |= {"heartbeat_timeout_ms": int(1000 * args.heard)}
         self._lighthouse = subprocess.Popen(
             [

@@ -92,6 +92,8 @@ def run_missing(args):
         size, arm, rate, seed = job
         setting = dataclasses.replace(SIZES[size], autocast=args.autocast)
         text = corpus.make(args.cache, setting.n_vocabulary)
+        if found["rows"] and found["text"] != text:
+            raise SystemExit(f"ladder.py: {args.json} has rows of another text: give another --json")
         path = folder / f"{setting.name}-{arm}-{rate:g}-{seed}{'-bf16' * args.autocast}.json"
         print(f"{job} ...", flush=True)
         made = train.run(setting, BY_NAME[arm], rate, seed, args.cache, path, threading.Event())

@@ -178,3 +178,34 @@ def patience_of_a_group(rank, world_size):
 @pytest.mark.parametrize("function", [timeouts_of_groups, patience_of_a_group])
 def test_timeouts_are_the_groups(function):
     ranks.run(function, 2)
+
+
+def stops_while_it_connects(rank, world_size):
+    """The last rank has said in the store where it listens, and stops before the others come."""
+    from tagc.torch.exchange.gloo import Gloo
+
+    store = dist.PrefixStore("connects", dist.distributed_c10d._get_default_store())
+    everyone = [None] * world_size
+    dist.all_gather_object(everyone, os.getpid())
+    if rank == world_size - 1:
+        Gloo(store, rank, (0, 1, 2), 2 * PATIENCE_S)
+    store.set(f"came {rank}", "")
+    store.wait(["came 0", "came 1", "came 2"])
+    if rank == 0:
+        time.sleep(1)
+        os.kill(everyone[-1], signal.SIGSTOP)
+        store.set("stopped", "")
+    store.wait(["stopped"])
+    begin = time.monotonic()
+    with pytest.raises(RuntimeError, match="imeout|timed out"):
+        Gloo(store, rank, (0, 1, 2), TIMEOUT_S)
+    assert time.monotonic() - begin < 4 * TIMEOUT_S
+    if rank == 0:
+        os.kill(everyone[-1], signal.SIGKILL)
+    os._exit(0)
+
+
+def test_while_it_connects():
+    """Gloo by itself waits five times as long."""
+    outcomes = ranks.attempt(stops_while_it_connects, 3)
+    assert [one for _, one in outcomes[:2]] == ["ended with 0"] * 2, outcomes
