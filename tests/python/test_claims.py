@@ -52,6 +52,7 @@ README = {
     "tagc sends 5 % of the gradient": "lab/experiments/speed.toml",
     "With four micro-steps, a step accumulates": "lab/experiments/speed-accumulate.toml",
     "With four micro-steps at 1 Gbit/s, rounds differ": "lab/results/speed-accumulate.json",
+    "PowerSGD is compared in time alone": "lab/docs/peers.md",
     "The more a GPU computes": f"{TABLE}readme_says_what_these_commands_say_by_tokens",
     "Forecasts for 1 B parameters, four machines": f"{TABLE}readme_says_what_these_commands_say_by_tokens",
     "also where compression loses": f"{ROWS}hosts",
