@@ -40,6 +40,7 @@ README = {
     "All measurements are from processors": "lab/results/speed.json",
     "The code for CUDA is tested without a GPU": "tests/gpu/cuda",
     "Losses were compared for models of up to 12 M": "lab/docs/parity.md",
+    "There compress(model, optimizer) ended": "lab/docs/fork.md",
     "Times were compared up to 162 M": "lab/results/speed.json",
     "lowers Adam's beta1 from 0.9 to 0.5": f"{TESTS}gentle.py::test_memories_make_betas",
     "keeps it, and sends every value in 4 bits": f"{TESTS}gentle.py::test_levels",
