@@ -114,12 +114,19 @@ static void move(FILE *file, void *bytes, size_t n, int is_load) {
     if ((is_load ? fread(bytes, 1, n, file) : fwrite(bytes, 1, n, file)) != n) MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
-/* Saves, or loads: then it returns the step, 0 without a file. */
+/* Saves, or loads: then it returns the step, 0 without files. tagc_model_load is collective, so that all ranks have theirs, or none. */
 static int checkpoint(tagc_model *model, const char *path, int step, int is_load) {
     FILE *file = fopen(path, is_load ? "rb" : "wb");
     size_t head[2] = {(size_t)step, 0};
-    if (!file && is_load) return 0;
-    if (!file) MPI_Abort(MPI_COMM_WORLD, 1);
+    int n_missing = !file;
+    MPI_Allreduce(MPI_IN_PLACE, &n_missing, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    if (n_missing == n_ranks && is_load) return 0;
+    if (n_missing > 0) {
+        if (!file)
+            fprintf(stderr, "rank %d: %s cannot be opened: so on %d ranks of %d\n", rank, path, n_missing,
+                    n_ranks);
+        MPI_Abort(MPI_COMM_WORLD, 1);
+    }
     if (!is_load) stop_on(tagc_model_save(model, NULL, 0, &head[1]));
     move(file, head, sizeof head, is_load);
     void *bytes = malloc(head[1]);

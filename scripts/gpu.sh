@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # gpu.sh build [FOLDER]: compiles all that a machine with a GPU runs, where there is none, into one folder (build-gpu) that can travel with the
 # tree. Needs nvcc and a C compiler, and neither CMake nor a network. Names what does not compile, and ends with 1; with 77 where one of
-# the two is missing. CC, CFLAGS, TAGC_GPU_ARCH (sm_90). TAGC_PTXAS: that of an older CUDA, for binaries that older drivers run
-# (lib/gpu/cuda/tools.sh).
+# the two is missing. CC, CFLAGS, TAGC_GPU_ARCH (sm_90). Nothing that it makes has a CUDA runtime in it. TAGC_PTXAS: that of an older CUDA,
+# for binaries that older drivers run (lib/gpu/cuda/tools.sh).
 #
 # gpu.sh run FOLDER OUT [STAGE...]: runs the stages (1 to 8) there; compiles nothing. Each has its own deadline and its own page in OUT,
 # which is written as its parts end; a part that fails, hangs, or cannot even be ended leaves those that follow. OUT/summary.txt has
@@ -17,6 +17,7 @@
 #   6   90 s  a backward pass whose messages come 5, 20 and 50 ms late
 #   7   90 s  compute-sanitizer: memcheck, racecheck, initcheck
 #   8  170 s  GPT-2 124 M: the loss of each step, dense, with one line and with the optimizer
+# Programs of C take nvcc's runtime, which travels, or torch's, if the driver there is too old for the former.
 # Ends with 0 where all that could be tried passed, with 1 where something failed, with 77 where no stage found a device.
 # TAGC_PYTHON: the Python, with torch (python3). TAGC_GPU_SECONDS: what one call may take (590), TAGC_GPU_PART_SECONDS: one
 # part at most. --fake before FOLDER: small sizes, for tests on the fake runtime.
@@ -82,8 +83,8 @@ int main(void) { return uv_version() == 0; }' || {
     local c_flags=(-std=c11 -O3 -g1 -w -ffp-contract=off -fPIC -fvisibility=hidden -D_GNU_SOURCE -Iinclude -Ilib
                    -DTAGC_HAS_PAPER=1 -DTAGC_HAS_GPU=1 "-DTAGC_HAS_NATIVE=${#uv[@]}" ${CFLAGS:-})
     local cuda_flags=(-std=c++17 -O3 -lineinfo -fmad=false "-arch=$arch" -Iinclude -Ilib -Ibench -DTAGC_CUDA_THREADS=256
-                      -DTAGC_CUDA_LINES=512 -Xcompiler=-fPIC,-fvisibility=hidden)
-    local library_flags=(-cudart none --no-compress) # driver.cpp
+                      -DTAGC_CUDA_LINES=512 -Xcompiler=-fPIC,-fvisibility=hidden
+                      -cudart none --no-compress) # driver.cpp, card_runtime.cpp
     find lib bench tests/gpu/cuda -type d -exec mkdir -p "$objects/{}" \;
     c_sources() {
         find lib -name '*.c' ! -path lib/transport/mpi.c |
@@ -96,19 +97,19 @@ int main(void) { return uv_version() == 0; }' || {
         return $code
     }
     compile_cuda() {
-        printf '%s\n' lib/gpu/cuda/*.{cu,cpp} | xargs -P"$(nproc)" -I{} "$nvcc" "${cuda_flags[@]}" "${library_flags[@]}" -c {} -o "$objects/{}.o" &&
-            printf '%s\n' tests/gpu/cuda/test_cuda_codec.cpp bench/bench_cuda.cu |
+        printf '%s\n' lib/gpu/cuda/*.{cu,cpp} tests/gpu/cuda/test_cuda_codec.cpp bench/{bench_cuda.cu,gpu_load.cu,card_runtime.cpp} |
             xargs -P"$(nproc)" -I{} "$nvcc" "${cuda_flags[@]}" -c {} -o "$objects/{}.o"
     }
     start C compile_c
     start kernels compile_cuda
-    start libtagc-load.so "$nvcc" "${cuda_flags[@]}" -shared bench/gpu_load.cu -o "$folder/libtagc-load.so"
     finish C kernels
     local near='-Wl,-rpath,$ORIGIN' c_link=(-Wl,--as-needed -Wl,-z,defs "${uv[@]}" -lpthread -lm -ldl) name
-    start libtagc-cuda.so "$nvcc" "${cuda_flags[@]}" "${library_flags[@]}" -shared "$objects"/lib/gpu/cuda/*.o "$objects/libtagc.a" \
+    start libtagc-cuda.so "$nvcc" "${cuda_flags[@]}" -shared "$objects"/lib/gpu/cuda/*.o "$objects/libtagc.a" \
         -Xlinker=--exclude-libs,ALL -Xlinker=-soname,libtagc-cuda.so -o "$folder/libtagc-cuda.so"
     finish libtagc-cuda.so
-    local kernels=("$folder/libtagc-cuda.so" "$objects/libtagc.a" "-Xlinker=-rpath,\$ORIGIN")
+    local driver=$objects/lib/gpu/cuda/driver.cpp.o
+    local kernels=("$objects/bench/card_runtime.cpp.o" "$driver" "$folder/libtagc-cuda.so" "$objects/libtagc.a" "-Xlinker=-rpath,\$ORIGIN")
+    start libtagc-load.so "$nvcc" "${cuda_flags[@]}" -shared "$objects/bench/gpu_load.cu.o" "$driver" -o "$folder/libtagc-load.so"
     start libtagc.so "${cc[@]}" -shared -Wl,--version-script=cmake/libtagc.map -Wl,--whole-archive "$objects/libtagc.a" \
         -Wl,--no-whole-archive "$near" "${c_link[@]}" -o "$folder/libtagc.so"
     for name in bench_flags bench_device bench_overlap; do
@@ -133,7 +134,7 @@ int main(void) { return uv_version() == 0; }' || {
 
 declare -A names=([1]=facts [2]=flags [3]=kernels [4]=bits [5]=speed [6]=overlap [7]=sanitizers [8]=losses)
 declare -A limits=([1]=20 [2]=60 [3]=60 [4]=150 [5]=150 [6]=90 [7]=90 [8]=170)
-no_device='' n_failed=0 n_passed=0
+no_device='' n_failed=0 n_passed=0 warming=''
 
 # Of what is left to the stage and to this call.
 left() {
@@ -198,6 +199,18 @@ part() { # <name> <file that it needs, or ""> <seconds> <command>...
     note "$name" "$how" $((SECONDS - begin))
 }
 
+# The first CUDA runtime that serves here: the one that travels, torch's, the system's. What finds no device with any finds none later.
+find_runtime() {
+    local library code
+    for library in "$folder"/libcudart.so.* $(timeout 8 "$python" tests/gpu/card/facts.py --runtimes 2>/dev/null || true) ""; do
+        case $library in *.so.*) [ -e "$library" ] || continue ;; ?*) continue ;; esac
+        cudart=${library:+--library $library} code=0
+        limited $((15 * patience)) "$scratch/log" "$folder/bench_flags" --part facts $cudart || code=$?
+        if [ $code != 77 ]; then no_device=''; return; fi
+        [ -n "$no_device" ] || no_device=$(tail -n 1 "$scratch/log" | sed 's/.*skipped: //' | cut -c 1-200)
+    done
+}
+
 # ---- run: the stages ----
 
 pick() { # <a real machine's words> <the fake runtime's>
@@ -220,7 +233,8 @@ stage_2() {
 stage_3() {
     part "launches that wait" bench_flags 20 env CUDA_LAUNCH_BLOCKING=1 "$folder/bench_flags" --part waits $cudart
     part "launches that do not" bench_flags 20 "$folder/bench_flags" --part waits $cudart
-    part "tests of the kernels" test_cuda_codec 60 "$folder/test_cuda_codec" $(pick "" 10)
+    local most_s=$(($(left) - 12)) # in which trials begin
+    part "tests of the kernels" test_cuda_codec 50 "$folder/test_cuda_codec" $(pick 1 10) $((most_s > 1 ? most_s : 1))
 }
 stage_4() {
     part "bits" libtagc-cuda.so 150 "$python" tests/gpu/card/bits.py --seconds $(($(left) - 8)) $load \
@@ -236,8 +250,9 @@ stage_5() {
     if [ -n "$nsys" ]; then
         part "a trace" bench_overlap 30 "$nsys" profile -o "$out/trace" --force-overwrite true "$folder/bench_overlap" $cudart $load \
             --delays-ms 5 --steps 2
-    else
-        note "a trace" "skipped: no nsys" 0
+    else # by torch's own profiler
+        part "a trace" libtagc-cuda.so 40 "$python" tests/gpu/card/bits.py --trace "$out/trace.json.gz" --seconds $(pick 36 200) \
+            --kinds fsdp2 --conditions "8 connections" $(pick "" "--fake --steps 2")
     fi
     part "kernels, GPT-2, and others'" bench_cuda 60 "$folder/bench_cuda"
 }
@@ -251,7 +266,7 @@ stage_7() {
         -print -quit 2>/dev/null || true)
     for tool in memcheck racecheck initcheck; do
         if [ -n "$sanitizer" ]; then
-            part $tool test_cuda_codec 30 "$sanitizer" --tool $tool --error-exitcode 1 "$folder/test_cuda_codec" 10
+            part $tool test_cuda_codec 30 "$sanitizer" --tool $tool --error-exitcode 1 "$folder/test_cuda_codec" 20 12
         else
             note $tool "skipped: no compute-sanitizer" 0
         fi
@@ -265,20 +280,16 @@ run() { # <folder> <out> <stage>...
     patience=$(pick 1 6) most_s=${TAGC_GPU_PART_SECONDS:-900} # tests share a machine with others, and are not to fail for that
     folder=$(cd "$1" && pwd) out=$2 limit_s=${TAGC_GPU_SECONDS:-$((590 * patience))} python=${TAGC_PYTHON:-python3} cudart='' load='' scratch=$(mktemp -d)
     shift 2
-    trap "rm -rf '$scratch'" EXIT
+    trap "rm -rf '$scratch'; kill \$warming 2>/dev/null || true" EXIT
     mkdir -p "$out"
     out=$(cd "$out" && pwd)
-    for library in "$folder"/libcudart.so.*; do [ ! -e "$library" ] || cudart="--library $library"; done
     [ ! -e "$folder/libtagc-load.so" ] || load="--load $folder/libtagc-load.so"
     export TAGC_LIBRARY=$folder/libtagc.so TAGC_CUDA_LIBRARY=$folder/libtagc-cuda.so PYTHONUNBUFFERED=1
     export PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1 LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}
     gpu=$(timeout 8 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | paste -sd ';') || gpu='a machine without nvidia-smi'
-    # What finds no device finds none later.
-    local code=0
-    if [ -x "$folder/bench_flags" ]; then
-        limited $((15 * patience)) "$scratch/log" "$folder/bench_flags" --part facts $cudart || code=$?
-        [ $code != 77 ] || no_device=$(tail -n 1 "$scratch/log" | sed 's/.*skipped: //' | cut -c 1-200)
-    fi
+    [ ! -x "$folder/bench_flags" ] || find_runtime
+    # From a cold disk this takes longer than stage 1 may; later stages find it read.
+    [ -n "$no_device" ] || [ $is_fake = 1 ] || { timeout 120 "$python" -c 'import torch, torch._dynamo' >/dev/null 2>&1 </dev/null & warming=$!; }
     for stage in "$@"; do
         stage_end=$((SECONDS + limits[$stage] * patience)) stage_failed='' stage_skipped='' n_stage_passed=0
         : >"$scratch/body"

@@ -210,7 +210,8 @@ TAGC_API tagc_status tagc_model_plan(const tagc_model *model, uint32_t tensor, t
 /* ---- a step ---- */
 
 /* Collective. Starts to sum the gradients of a unit's tensors over all ranks. Returns at once. All ranks begin units in the same order;
- * another order on one rank is TAGC_ERR_MISMATCH on all. Several units may be under way.
+ * another order on one rank is TAGC_ERR_MISMATCH on all. Several units may be under way. A call with a unit that there is not, or that is
+ * under way, begins nothing: the others wait until this rank begins theirs.
  *
  * gradients  (n_gradients,): pieces of this unit's tensors. Those of one tensor come one
  *            after the other, in ascending order, and do not overlap. Elements that no piece
@@ -243,7 +244,7 @@ TAGC_API tagc_status tagc_model_set_word(tagc_model *model, uint32_t unit, uint6
  * changes. */
 TAGC_API tagc_status tagc_model_ask(tagc_model *model, uint32_t unit, uint64_t word);
 
-/* Collective in effect. Sets by what the next sums of a unit are multiplied. Finite. Default 1, which it stays with
+/* Collective in effect. Sets by what the next sums of a unit are multiplied. Finite in fp32. Default 1, which it stays with
  * TAGC_CUT_FLAT_ARRAYS. */
 TAGC_API tagc_status tagc_model_set_factor(tagc_model *model, uint32_t unit, double factor);
 

@@ -53,7 +53,11 @@ static const struct {
     const char *name, *symbol;
 } driver_names[] = {{"cuStreamWriteValue32", "cuStreamWriteValue32_v2"},
                     {"cuStreamWaitValue32", "cuStreamWaitValue32_v2"},
-                    {"cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxGetState"}};
+                    {"cuDevicePrimaryCtxGetState", "cuDevicePrimaryCtxGetState"},
+                    {"cuCtxGetCurrent", "cuCtxGetCurrent"},
+                    {"cuCtxSetCurrent", "cuCtxSetCurrent"},
+                    {"cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRetain"},
+                    {"cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRelease_v2"}};
 enum { N_NAMES = sizeof names / sizeof *names, N_DRIVER_NAMES = sizeof driver_names / sizeof *driver_names };
 _Static_assert(sizeof(tagc_runtime) == sizeof(void *) * (1 + N_NAMES + N_DRIVER_NAMES + 1),
                "a name for each member");

@@ -19,9 +19,13 @@ tagc_status tagc_device_check(const tagc_device *device, int code, const char *w
 
 tagc_status tagc_device_enter(const tagc_device *device, int *before) {
     const tagc_runtime *runtime = &device->runtime;
+    void *context = NULL;
     TAGC_TRY(tagc_device_check(device, runtime->GetDevice(before), "asking for the current device"));
-    if (*before == device->ordinal) return TAGC_OK;
-    return tagc_device_check(device, runtime->SetDevice(device->ordinal), "choosing the device");
+    if (*before != device->ordinal)
+        TAGC_TRY(tagc_device_check(device, runtime->SetDevice(device->ordinal), "choosing the device"));
+    int code = runtime->CtxGetCurrent(&context);
+    if (!code && !context) code = runtime->CtxSetCurrent(device->context);
+    return tagc_device_check(device, code, "choosing the device's context");
 }
 
 void tagc_device_leave(const tagc_device *device, int before) {
@@ -67,6 +71,12 @@ tagc_status tagc_device_create(const tagc_runtime *runtime, const char *where, i
     tagc_device *device;
     TAGC_TRY(tagc_memory_create(sizeof *device, "a device", (void **)&device));
     *device = probe;
+    tagc_status status = tagc_device_check(
+        device, device->runtime.DevicePrimaryCtxRetain(&device->context, ordinal), "taking its context");
+    if (status != TAGC_OK) {
+        tagc_memory_destroy(device);
+        return status;
+    }
     snprintf(device->where, sizeof device->where, "%s", where);
     device->calls_wait = tagc_is_told_to_wait();
     device->patience_ms = PATIENCE_MS;
@@ -93,6 +103,7 @@ const char *tagc_device_text(const tagc_device *device) {
 
 void tagc_device_close(tagc_device *device) {
     if (!device) return;
+    device->runtime.DevicePrimaryCtxRelease(device->ordinal);
     tagc_runtime_unbind(&device->runtime);
     tagc_memory_destroy(device);
 }

@@ -73,6 +73,11 @@ typedef struct tagc_runtime {
     int (*StreamWaitValue32)(void *stream, uint64_t address, uint32_t value, unsigned flags);
     /* *is_active: whether the process has a context on that device, which SetDevice would make. */
     int (*DevicePrimaryCtxGetState)(int ordinal, unsigned *flags, int *is_active);
+    /* The context that is current in this thread, NULL: none; and that of a device, which exists until it is released. */
+    int (*CtxGetCurrent)(void **context);
+    int (*CtxSetCurrent)(void *context);
+    int (*DevicePrimaryCtxRetain)(void **context, int ordinal);
+    int (*DevicePrimaryCtxRelease)(int ordinal);
 
     /* Of the runtime: finds a function of the driver, as it was in that version; NULL if it has none of that name. `answer` says why. */
     int (*GetDriverEntryPointByVersion)(const char *name, void **function, unsigned version,
@@ -101,6 +106,7 @@ struct tagc_device {
     tagc_runtime runtime;
     char where[TAGC_WHERE_TEXT_BYTES];
     int ordinal;
+    void *context;   /* the device's, retained */
     int calls_wait;  /* 1: a call that puts work into a stream may wait until it has run */
     int patience_ms; /* of the probe that finds this out */
 };
@@ -133,7 +139,10 @@ tagc_status tagc_device_check_place(const tagc_device *device, const void *point
 tagc_status tagc_device_check(const tagc_device *device, int code, const char *what);
 
 /* Makes `device` the current one of this thread; *before receives the previous one. _leave makes that the current one again, but
- * only if the process has a context there: a thread begins on device 0, and choosing it would make one. */
+ * only if the process has a context there: a thread begins on device 0, and choosing it would make one.
+ *
+ * The device's context is current then, too. The runtime makes it so at the first call that needs it, or in SetDevice since version 12; but
+ * flags and launches of kernels go to the driver, which makes nothing, and may be a thread's first calls. */
 tagc_status tagc_device_enter(const tagc_device *device, int *before);
 void tagc_device_leave(const tagc_device *device, int before);
 

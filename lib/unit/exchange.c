@@ -650,7 +650,8 @@ tagc_status tagc_model_set_word(tagc_model *model, uint32_t number, uint64_t wor
 
 tagc_status tagc_model_set_factor(tagc_model *model, uint32_t number, double factor) {
     TAGC_TRY(tagc_unit_check(model, number, "set_factor", 0));
-    if (!isfinite(factor)) return tagc_fail(TAGC_ERR_ARGUMENT, "factor is %g, must be finite", factor);
+    if (!isfinite((float)factor)) /* by which fp32 is multiplied */
+        return tagc_fail(TAGC_ERR_ARGUMENT, "factor is %g, must be finite in fp32", factor);
     if (factor != 1 && model->options.layout.cut == TAGC_CUT_FLAT_ARRAYS)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "set_factor: cut is FLAT_ARRAYS");
     model->units[number].factor = (float)factor;

@@ -188,7 +188,7 @@ static tagc_status compare_over(tagc_comm *comm, uint64_t sum, uint64_t *run, co
     *run = all[0].run;
     for (int rank = 0; status == TAGC_OK && rank < n; rank++)
         if (all[rank].sum != all[0].sum)
-            status = tagc_fail(TAGC_ERR_MISMATCH, "rank %d differs from rank %d in %s, the same on all ranks",
+            status = tagc_fail(TAGC_ERR_MISMATCH, "rank %d differs from rank %d in %s the same on all ranks",
                                tagc_comm_name(comm, rank), tagc_comm_name(comm, 0), what);
     tagc_memory_destroy(memory);
     return status;

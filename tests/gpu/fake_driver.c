@@ -29,6 +29,30 @@ FAKE_API int cuDevicePrimaryCtxGetState(int ordinal, unsigned *flags, int *is_ac
     return call(ordinal, flags, is_active);
 }
 
+FAKE_API int cuCtxGetCurrent(void **context) {
+    int (*call)(void **);
+    find("cuCtxGetCurrent", &call);
+    return call(context);
+}
+
+FAKE_API int cuCtxSetCurrent(void *context) {
+    int (*call)(void *);
+    find("cuCtxSetCurrent", &call);
+    return call(context);
+}
+
+FAKE_API int cuDevicePrimaryCtxRetain(void **context, int ordinal) {
+    int (*call)(void **, int);
+    find("cuDevicePrimaryCtxRetain", &call);
+    return call(context, ordinal);
+}
+
+FAKE_API int cuDevicePrimaryCtxRelease_v2(int ordinal) {
+    int (*call)(int);
+    find("cuDevicePrimaryCtxRelease", &call);
+    return call(ordinal);
+}
+
 enum { NOT_SUPPORTED = 801 };
 
 FAKE_API int cuStreamWriteValue32(void *stream, uint64_t address, uint32_t value, unsigned flags) {

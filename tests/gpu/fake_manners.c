@@ -163,7 +163,7 @@ int enter(const char *function) {
         }
     }
     if (strcmp(function, "GetDeviceCount") != 0 && strcmp(function, "GetDriverEntryPointByVersion") != 0)
-        fake.contexts |= 1u << current_device;
+        fake.contexts |= 1u << current_device, current_context = on;
     return wait_until(on, function, "for a call that keeps it out of the driver", 0, is_free, on);
 }
 

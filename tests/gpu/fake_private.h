@@ -10,6 +10,7 @@
 enum {
     OK = 0,
     INVALID_VALUE = 1,
+    NO_CONTEXT = 201,
     INVALID_HANDLE = 400,
     NOT_READY = 600,
     NOT_SUPPORTED = 801,
@@ -123,6 +124,7 @@ struct fake_state {
     failure failures[MAX_FAILURES];
     uint64_t n_allocs, n_copied, n_pushed;
     unsigned contexts; /* a bit for each device */
+    int n_retained;    /* of all contexts */
     manners manners;
     int limit_ms;
     void (*kernels[MAX_KERNELS])(void *); /* that were launched before */
@@ -132,6 +134,7 @@ struct fake_state {
 };
 extern struct fake_state fake;
 extern _Thread_local int current_device, in_host_function, in_kernel;
+extern _Thread_local void *current_context; /* a device; NULL: none */
 
 /* ---- fake_work.c; with the lock ---- */
 

@@ -14,6 +14,7 @@ struct fake_state fake = {.lock = PTHREAD_MUTEX_INITIALIZER,
                           .limit_ms = LIMIT_MS,
                           .version = 13000};
 _Thread_local int current_device, in_host_function, in_kernel;
+_Thread_local void *current_context;
 
 /* ---- calls ---- */
 
@@ -96,11 +97,10 @@ FAKE_API int cudaGetDevice(int *ordinal) {
 FAKE_API int cudaSetDevice(int ordinal) {
     if (ordinal < 0 || ordinal >= fake.n_devices) return INVALID_VALUE;
     current_device = ordinal;
-    if (fake.version >= 12000) {
-        pthread_mutex_lock(&fake.lock);
-        fake.contexts |= 1u << ordinal;
-        pthread_mutex_unlock(&fake.lock);
-    }
+    pthread_mutex_lock(&fake.lock);
+    if (fake.version >= 12000) fake.contexts |= 1u << ordinal;
+    current_context = fake.contexts >> ordinal & 1 ? &fake.devices[ordinal] : NULL;
+    pthread_mutex_unlock(&fake.lock);
     return OK;
 }
 
@@ -228,19 +228,40 @@ int fake_load(void (*kernel)(void *)) {
     return leave(code ? code : load(kernel));
 }
 
-int fake_launch(void *handle, void (*kernel)(void *), void *arg) {
-    int code = enter("LaunchKernel");
+static int launch(int code, void *handle, void (*kernel)(void *), void *arg) {
     if (!code) code = load(kernel);
     if (!code) code = push(handle, (op){.kind = KERNEL, .function = kernel, .arg = arg});
     return leave(code ? code : run_first(handle, "LaunchKernel", fake.manners.launch_blocking));
 }
 
-/* ---- flags: calls of the driver ---- */
+int fake_launch(void *handle, void (*kernel)(void *), void *arg) {
+    return launch(enter("LaunchKernel"), handle, kernel, arg);
+}
+
+/* ---- calls of the driver, which makes no context ---- */
 
 enum { WAIT_AT_LEAST = 0, WAIT_EQUAL = 1 };
 
+static int enter_driver(const char *function) {
+    void *before = current_context;
+    int code = enter(function);
+    if (code || before) return code;
+    mistake("a call of the driver in a thread without a context");
+    current_context = NULL;
+    return NO_CONTEXT;
+}
+
+int fake_load_by_driver(void (*kernel)(void *)) {
+    int code = enter_driver("FuncGetAttributes");
+    return leave(code ? code : load(kernel));
+}
+
+int fake_launch_by_driver(void *handle, void (*kernel)(void *), void *arg) {
+    return launch(enter_driver("LaunchKernel"), handle, kernel, arg);
+}
+
 static int write_value_32(void *handle, uint64_t address, uint32_t value, unsigned flags) {
-    int code = enter("StreamWriteValue32");
+    int code = enter_driver("StreamWriteValue32");
     if (!code && flags) code = NOT_SUPPORTED;
     uint32_t *at = code ? NULL : seen_flag(address);
     if (!code && !at) code = INVALID_VALUE;
@@ -248,7 +269,7 @@ static int write_value_32(void *handle, uint64_t address, uint32_t value, unsign
 }
 
 static int wait_value_32(void *handle, uint64_t address, uint32_t value, unsigned flags) {
-    int code = enter("StreamWaitValue32");
+    int code = enter_driver("StreamWaitValue32");
     if (!code && flags > WAIT_EQUAL) code = NOT_SUPPORTED;
     uint32_t *at = code ? NULL : seen_flag(address);
     if (!code && !at) code = INVALID_VALUE;
@@ -270,21 +291,54 @@ static int primary_context_state(int ordinal, unsigned *flags, int *is_active) {
     return OK;
 }
 
+static int context_get(void **context) {
+    *context = current_context;
+    return OK;
+}
+
+static int context_set(void *context) {
+    current_context = context;
+    return OK;
+}
+
+static int context_retain(void **context, int ordinal) {
+    if (ordinal < 0 || ordinal >= fake.n_devices) return INVALID_VALUE;
+    pthread_mutex_lock(&fake.lock);
+    fake.contexts |= 1u << ordinal;
+    fake.n_retained++;
+    pthread_mutex_unlock(&fake.lock);
+    *context = &fake.devices[ordinal];
+    return OK;
+}
+
+static int context_release(int ordinal) {
+    (void)ordinal;
+    pthread_mutex_lock(&fake.lock);
+    fake.n_retained--;
+    pthread_mutex_unlock(&fake.lock);
+    return OK;
+}
+
+/* Functions of any type. */
+static const struct {
+    const char *name;
+    void (*call)(void);
+} driver_calls[] = {{"cuStreamWriteValue32", (void (*)(void))write_value_32},
+                    {"cuStreamWaitValue32", (void (*)(void))wait_value_32},
+                    {"cuDevicePrimaryCtxGetState", (void (*)(void))primary_context_state},
+                    {"cuCtxGetCurrent", (void (*)(void))context_get},
+                    {"cuCtxSetCurrent", (void (*)(void))context_set},
+                    {"cuDevicePrimaryCtxRetain", (void (*)(void))context_retain},
+                    {"cuDevicePrimaryCtxRelease", (void (*)(void))context_release}};
+
 int cudaGetDriverEntryPointByVersion(const char *symbol, void **out, unsigned version,
                                      unsigned long long flags, int *status) {
-    static int (*const flag_calls[])(void *, uint64_t, uint32_t, unsigned) = {write_value_32, wait_value_32};
-    static int (*const context_call)(int, unsigned *, int *) = primary_context_state;
     int code = enter("GetDriverEntryPointByVersion");
     *out = NULL;
     if (!code && version > DRIVER_VERSION) code = INVALID_VALUE;
-    if (code || flags || fake.is_driver_old)
-        ;
-    else if (!strcmp(symbol, "cuStreamWriteValue32"))
-        memcpy(out, &flag_calls[0], sizeof *out);
-    else if (!strcmp(symbol, "cuStreamWaitValue32"))
-        memcpy(out, &flag_calls[1], sizeof *out);
-    else if (!strcmp(symbol, "cuDevicePrimaryCtxGetState"))
-        memcpy(out, &context_call, sizeof *out);
+    for (size_t i = 0; i < sizeof driver_calls / sizeof *driver_calls; i++)
+        if (!code && !flags && !fake.is_driver_old && !strcmp(symbol, driver_calls[i].name))
+            memcpy(out, &driver_calls[i].call, sizeof *out);
     *status = *out ? 0 : 1; /* cudaDriverEntryPointSymbolNotFound */
     return leave(code);
 }
@@ -389,7 +443,7 @@ uint64_t fake_n_live(void) {
     for (int i = 0; i < fake.n_streams; i++) n += (uint64_t)fake.streams[i].is_live;
     for (int i = 0; i < fake.n_events; i++) n += (uint64_t)fake.events[i].is_live;
     for (int i = 0; i < fake.n_blocks; i++) n += fake.blocks[i].is_pinned && !fake.blocks[i].is_freed;
-    return n;
+    return n + (uint64_t)fake.n_retained;
 }
 
 uint64_t fake_n_copied(void) {
@@ -420,7 +474,8 @@ void fake_reset(uint64_t seed, int n_devices, fake_pace pace, int one_host_threa
     for (int i = 0; i < fake.n_streams; i++) drop(&fake.streams[i]);
     for (int i = 0; i < fake.n_events; i++) free(fake.events[i].is_done);
     unmap_all();
-    fake.n_streams = fake.n_events = 0;
+    fake.n_streams = fake.n_events = fake.n_retained = 0;
+    current_context = NULL;
     fake.n_devices = n_devices;
     fake.pace = pace;
     fake.one_host_thread = one_host_thread;

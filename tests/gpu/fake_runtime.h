@@ -66,6 +66,9 @@ FAKE_API int fake_n_streams(int priority); /* that exist; the greatest priority 
 FAKE_API int
 fake_load(void (*kernel)(void *arg)); /* cudaFuncGetAttributes: what else its first launch does */
 FAKE_API int fake_launch(void *stream, void (*kernel)(void *arg), void *arg);
+/* The same as calls of the driver, which fail, and are a mistake, in a thread in which no context is current. */
+FAKE_API int fake_load_by_driver(void (*kernel)(void *arg));
+FAKE_API int fake_launch_by_driver(void *stream, void (*kernel)(void *arg), void *arg);
 
 /* Lets everything of the current device run that can, until only host functions that sleep and flags hold it up:
  * n_sleeping() must come to the number of host functions under way. NULL: there are none. */
@@ -78,8 +81,7 @@ FAKE_API int fake_is_idle(int device, int *n_host_functions);
 FAKE_API int cudaEventQuery(void *event);
 FAKE_API int cudaLaunchHostFunc(void *stream, void (*function)(void *arg), void *arg);
 FAKE_API int cudaHostGetDevicePointer(void **address, void *memory, unsigned flags);
-/* Those of the driver: cuStreamWriteValue32, cuStreamWaitValue32 and cuDevicePrimaryCtxGetState. Their names are not exported, since a
- * process may have a driver of its own. A version that the fake driver, one of 13.0, does not know is an invalid value. */
+/* Those of the driver: flags and contexts. Their names are not exported, since a process may have a driver of its own. A version that the fake driver, one of 13.0, does not know is an invalid value. */
 FAKE_API int cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
                                               unsigned long long flags, int *status);
 
@@ -102,6 +104,7 @@ FAKE_API uint64_t fake_n_allocs(void);        /* calls of cudaHostAlloc and cuda
 FAKE_API uint64_t fake_n_copied(void);        /* bytes between host and device since the reset */
 FAKE_API uint64_t fake_n_device_blocks(void); /* of cudaMallocAsync, that exist */
 FAKE_API unsigned fake_contexts(void);        /* a bit for each device that has one since the reset */
-FAKE_API uint64_t fake_n_live(void);          /* pinned blocks, streams and events that exist */
+FAKE_API uint64_t
+fake_n_live(void); /* pinned blocks, streams and events that exist, and contexts that are retained */
 
 #endif

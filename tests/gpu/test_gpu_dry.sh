@@ -44,6 +44,7 @@ if "$TAGC_PYTHON" -c 'import torch' 2>/dev/null; then
         grep -q "^launches that wait: $kind  *the host's codec" out/4-bits.txt || fail "launches that wait, $kind"
     done
     [ "$(grep -c '"arm"' out/losses.jsonl)" = 9 ] || fail "losses"
+    [ -n "$(command -v nsys)" ] || zcat out/trace.json.gz | grep -c traceEvents >trace || fail "a trace"
 fi
 grep -q 'encode, bodies to the host, flag' out/5-speed.txt && grep -q 'same bits' out/5-speed.txt || fail "speed"
 grep -q 'of the shorter one is hidden' out/6-overlap.txt || fail "overlap"

@@ -37,7 +37,11 @@ if [ "${2:-}" = nvcc ]; then
     for name in "${built[@]}"; do [ -x "built/$name" ] || fail "$name was not built"; done
     ls built/libcudart.so.* >/dev/null || fail "the runtime does not travel"
     mv built elsewhere # as where it travels to
-    for name in test_cuda_codec bench_cuda libtagc-cuda.so; do ! ldd "elsewhere/$name" | grep 'not found' || fail "$name does not travel"; done
+    for name in test_cuda_codec bench_cuda libtagc-cuda.so libtagc-load.so; do
+        ! ldd "elsewhere/$name" | grep 'not found' || fail "$name does not travel"
+        ! grep -q libcudart "elsewhere/$name" || fail "$name has a runtime, which needs a driver as new as itself"
+    done
+    [ "$(du -sm elsewhere | cut -f 1)" -lt 48 ] || fail "it is too large to travel with the tree"
     echo passed
     exit
 fi
@@ -68,6 +72,13 @@ run 2 scripts/gpu.sh build one two
 said '2 folders, allowed is one'
 run 0 scripts/gpu.sh --help
 said 'compute-sanitizer: memcheck'
+# All deadlines together leave a machine's 15 minutes time to start, and each half fits into a call.
+seconds() { # <stage>...
+    local stage sum=0
+    for stage; do sum=$((sum + $(sed -n "s/^declare -A limits=.*\[$stage\]=\([0-9]*\).*/\1/p" "$root/scripts/gpu.sh"))); done
+    echo $sum
+}
+[ "$(seconds 1 2 3 4)" = 290 ] && [ "$(seconds 5 6 7 8)" = 500 ] || fail "the deadlines are not those of --help"
 run 0 CC=cc scripts/gpu.sh build "$work/made"
 for name in "${built[@]}" made libcudart.so.13; do [ -e "made/$name" ] || fail "$name was not made"; done
 run 1 CC=cc BROKEN=bench/bench_overlap.c scripts/gpu.sh build "$work/made"
@@ -109,6 +120,10 @@ run 0 CC=cc TAGC_PTXAS="$work/ptxas" scripts/gpu.sh build "$work/made"
 program='name=$(basename "$0" | tr -c "a-z_\n" _)
 case $name,$* in python,*card/*) name=$(basename "$1" .py) ;; esac
 of=OF_$name
+case $*,${REFUSES:-none} in
+*--runtimes,*) echo "${RUNTIMES:-}"; exit ;;
+*"${REFUSES:-none}"*,*) echo "$name: skipped: the driver is too old"; exit 77 ;;
+esac
 echo "$name ran $* with ${CUDA_DEVICE_MAX_CONNECTIONS:--} ${CUDA_LAUNCH_BLOCKING:--}"
 case ${!of:-0} in
 hang) echo "at 5 s: fsdp2"; exec sleep 600 ;;
@@ -138,6 +153,14 @@ head -n 2 out/4-bits.txt | grep -q 'a commit, sm_90' || fail "the page does not 
 run 0 scripts/gpu.sh run "$work/made" "$work/out" 5 6 7 8 # into the same folder
 [ "$(wc -l <out/summary.txt)" = 8 ] || fail "a line for each stage"
 verdict 7 passed
+
+# Where the driver is too old for the runtime that travels, torch's is taken.
+rm -rf out
+touch toolkit/lib64/libcudart.so.12
+run 0 REFUSES="$work/made/libcudart.so.13" RUNTIMES="$work/toolkit/lib64/libcudart.so.12" scripts/gpu.sh run "$work/made" "$work/out" 2 5
+verdict 5 passed
+said "bench_flags ran --library $work/toolkit/lib64/libcudart.so.12 --load $work/made/libtagc-load.so with 32 -"
+said "bits ran tests/gpu/card/bits.py --trace $work/out/trace.json.gz"
 
 # What fails, hangs or is deaf leaves the others.
 rm -rf out

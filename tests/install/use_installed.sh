@@ -57,6 +57,9 @@ grep -q '^step 400: loss 0\.0[0-9]*, 0\.[0-9]* bits' <<<"$whole" # it has learnt
 rm -f "$scratch"/state.*
 train 150 "$scratch/state"
 [ "$(train 400 "$scratch/state" | tail -n 1)" = "$(tail -n 1 <<<"$whole")" ] # goes on bit for bit
+rm "$scratch/state.1" # of one rank: an error that says so, before the time-out
+out=$(train 500 "$scratch/state" 2>&1) && exit 1
+grep -q 'state.1 cannot be opened: so on 1 ranks of 2' <<<"$out"
 
 read -ra alone <<<"$(pkg-config --cflags --libs tagc)"
 "$cc" -Wall -Wextra -Werror -O2 "$source/examples/native.c" -o "$scratch/by-pkg-config/native" "${alone[@]}" -Wl,-rpath,"$libdir"

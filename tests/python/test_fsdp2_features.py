@@ -334,6 +334,25 @@ def accumulates_without_all_reduce(rank, world_size):
             assert handle.n_steps == 2, handle.n_steps
 
 
+def closed_while_accumulating(rank, world_size):
+    """replicate(): what set_requires_all_reduce(False) holds back when compress() or close() is called in the
+    middle of an accumulation is summed with the rest, by whoever sums then."""
+    import tagc.torch as tagc
+
+    model, handle = wrapped("replicate", Odd), None
+    for close_at in (None, 1, None, 2):  # compress() before the second micro-step, close() before that one
+        model.zero_grad()
+        for step in range(3):
+            model.set_requires_all_reduce(step == 2)
+            if step == 1 and handle is None:
+                handle = tagc.compress(model, sparsity=0, layers="all", verbose=False)
+            elif step == close_at:
+                handle.close()
+                handle = None
+            loss_of(model, batch_of(rank, step)).backward()
+        check_equal(gradients(model), full_gradients(Odd, world_size, steps=(0, 1, 2)), close_at)
+
+
 def one_rank_per_host(rank, world_size):
     """Replicas of one shard each, as a script for several GPUs per host makes them where hosts have one:
     torch gathers the parameters, which travel nowhere, whatever `parameters` is."""
@@ -368,6 +387,7 @@ TWO = [
     after_a_failure,
     replicas_on_fsdp2,
     accumulates_without_all_reduce,
+    closed_while_accumulating,
 ]
 
 

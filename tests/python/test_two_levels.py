@@ -438,12 +438,13 @@ def one_fails(rank, world_size):
 # ---- checkpoints on other hosts ----
 
 
-def start(hosts, columns=False, mesh=None, **options):
+def start(hosts, columns=False, mesh=None, make=None, **options):
     import tagc.torch as tagc
 
-    model = wrapped("fsdp2", Even if columns else Odd, mesh=mesh, columns=columns)
+    model = wrapped("fsdp2", make or (Even if columns else Odd), mesh=mesh, columns=columns)
     # int8, too, is saved as it is: the sum over ranks stays
-    options |= dict(sparsity=0.75, layers="all", verbose=False, residual="fp32" if columns else "int8")
+    residual = "fp32" if columns or make else "int8"
+    options |= dict(sparsity=0.75, layers="all", verbose=False, residual=residual)
     return tagc.compress(model, hosts=hosts, **tagc.grouped(options))
 
 
@@ -501,6 +502,26 @@ def other_hosts(rank, world_size, folder):
             expected = held(other, 2)
         check_same_mean(held(handle, 2), expected)
         train(handle, 3)
+
+
+def along_another_dimension(rank, world_size, folder):
+    """Residuals of matrices that were cut along columns go to ranks that cut them along rows, and back, also
+    of square ones, of which both chunks have as many elements."""
+    import tagc.torch as tagc
+
+    for columns in (True, False):
+        with start(2, columns, make=Even) as handle:
+            train(handle, 0, 1)
+            handle.save(f"{folder}/cut {columns}")
+            expected, states = held(handle, 2, columns), [None] * world_size
+            dist.all_gather_object(states, handle.state_dict())
+        for hosts in (2, 4):
+            with start(hosts, not columns, make=Even) as other:
+                with pytest.raises(tagc.Error, match="load a list of all ranks' state_dict"):
+                    other.load_state_dict(states[rank])
+                other.load(f"{folder}/cut {columns}")
+                check_same_mean(held(other, hosts, not columns), expected)
+                train(other, 2)
 
 
 def more_ranks(rank, world_size, folder):
@@ -638,4 +659,5 @@ def test_eight_ranks():
 
 def test_checkpoints_of_other_hosts(tmp_path):
     ranks.run(other_hosts, 4, str(tmp_path))
+    ranks.run(along_another_dimension, 4, str(tmp_path))
     ranks.run(more_ranks, 8, str(tmp_path))

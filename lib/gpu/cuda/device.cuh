@@ -2,7 +2,8 @@
  * tests/gpu/cuda/harness.h, which executes them.
  *
  * Rules for both: TAGC_LAUNCH launches kernels. A kernel has one struct of shared memory, at most 48 KiB, declared with
- * TAGC_SHARED. Blocks learn only from take_ticket that others are done. Build with -fmad=false: every operation is then one
+ * TAGC_SHARED. A thread's frame is small: for more than 1 KiB a launch waits until the device is idle (scripts/cuda_architectures.sh
+ * counts both). Blocks learn only from take_ticket that others are done. Build with -fmad=false: every operation is then one
  * IEEE operation, as on the processor. */
 #ifndef TAGC_GPU_CUDA_DEVICE_CUH
 #define TAGC_GPU_CUDA_DEVICE_CUH

@@ -23,6 +23,8 @@ has its own residuals and DCP writes only one of several equal keys.
     about["chunks"]                   0: a residual has the parameter's shape. Else it is so many chunks, in
                                       wire order with padding: of places * chunks of them, number `place` and
                                       each `places` further on; 1 with `between`
+    about["dims"]                     with chunks: {parameter: the dimension along which it is cut}, of those
+                                      where that is not the first; absent in files of before
     about["part"], ["parts"]          0 of 1. Else residuals of the ranks of one replica and place add up, as
                                       each is zero but for a part of its own; which, says about["cut"]
     about["step"], ["loss_scale"]     exchanges so far, from which the rounding of residuals derives; factor
@@ -226,7 +228,7 @@ def read_files(state: State, folder: Any) -> Any:
     file = _read(folder, first)
     saved, about_now = next(iter(_ranks(file).values()))[0], _about(state)
     n_saved = saved["world_size"]
-    if first == rank and all(saved[key] == about_now[key] for key in (*_SIZES, *_PLACE)):
+    if first == rank and all(saved[key] == about_now[key] for key in _SIZES) and _is_place(saved, about_now):
         return file
     everyone = []
     for r in range(n_saved):
@@ -393,6 +395,7 @@ def _about(state: State) -> dict[str, Any]:
     keeper = next(iter(state.keepers()), None)
     if keeper is not None and keeper.held is not None:
         about |= {"place": keeper.place, "places": keeper.places, "chunks": len(keeper.held)}
+        about["dims"] = {p.name: p.dim for keeper in state.keepers() for p in keeper.parameters if p.dim}
         if state.wrapper.is_elastic:
             about |= {"replica": 0, "replicas": 1}
     return about
@@ -491,6 +494,7 @@ def _parsed(name: str, text: str) -> dict[str, Any]:
             and about["part"] < about["parts"]
             and isinstance(about["cut"], str)
             and _is_where(about["where"])
+            and all(type(dim) is int and dim > 0 for dim in about.get("dims", {}).values())
         )
         fits = fits and 0 < about["loss_scale"] < math.inf and schedule.fits(about)
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -516,7 +520,7 @@ def _sources(
                 "so call handle.save(folder) and handle.load(folder) on every rank, or give dcp.save() the "
                 "handle"
             )
-        if all(abouts[rank_now][key] == about_now[key] for key in _PLACE):
+        if _is_place(abouts[rank_now], about_now):
             return {rank_now: None}
     same = {rank: about for rank, about in abouts.items() if about["where"] == about_now["where"]}
     if not same:
@@ -547,6 +551,19 @@ def _sources(
             "torch.distributed.checkpoint handle.at(path) instead of handle"
         )
     return wanted
+
+
+def _is_place(about: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Returns whether that is of a rank with this one's place, and with chunks of the same elements."""
+    are_alike = about.get("dims", now.get("dims")) == now.get("dims")
+    return are_alike and all(about[key] == now[key] for key in _PLACE)
+
+
+def _as_saved(parameter: layouts.Parameter, about: Mapping[str, Any]) -> layouts.Parameter:
+    """Returns a parameter as it was cut into the chunks of a saved residual."""
+    if "dims" not in about:
+        return parameter
+    return parameter._replace(dim=about["dims"].get(parameter.name, 0))
 
 
 def _check_same_save(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
@@ -610,7 +627,10 @@ def _check(
                 raise _bad(f"{what} is {kind}, must be a floating tensor")
             shape = tuple(parameter.shape)
             if n := about["chunks"]:
-                shape = (n * _n_chunk(parameter, about["places"] * n),)
+                cut, n_chunks = _as_saved(parameter, about), about["places"] * n
+                if cut.dim and (cut.dim >= len(shape) or shape[cut.dim] % n_chunks):
+                    raise _bad(f"{what} was cut into {n_chunks} along dimension {cut.dim} of {shape}")
+                shape = (n * _n_chunk(cut, n_chunks),)
             if is_own:
                 shape = (_n_wire(parameter, keeper),) if keeper.held is not None else tuple(parameter.shape)
             if tuple(values.shape) != shape:
@@ -688,10 +708,11 @@ def _joined(parameter: layouts.Parameter, ranks: list[_Source]) -> torch.Tensor:
     """Returns the residual of one replica, of the parameter's shape. ranks: all of it, in the order of places
     and parts."""
     n_chunks, of_places = ranks[0].about["chunks"], dict[int, torch.Tensor]()
+    cut = _as_saved(parameter, ranks[0].about)
     for source in ranks:
         values, place = source.tensor(parameter), source.about["place"]
         of_places[place] = of_places[place] + values if place in of_places else values
     if not n_chunks:
         return of_places[0]
     held = torch.stack([values.view(n_chunks, -1) for values in of_places.values()], dim=1)
-    return layouts.from_wire(held.reshape(-1)[: parameter.numel], parameter, n_chunks * len(of_places))
+    return layouts.from_wire(held.reshape(-1)[: parameter.numel], cut, n_chunks * len(of_places))

@@ -3,10 +3,12 @@ for bit. Four processes share the card, and gloo joins them.
 
     python tests/gpu/card/bits.py --load build-gpu/libtagc-load.so
     python tests/gpu/card/bits.py --fake      # on the fake runtime (tests/python/fake_device.py)
+    python tests/gpu/card/bits.py --trace t.json.gz --kinds fsdp2 --conditions "8 connections"
 
 Each condition is a driver at its worst in one way: some hardware queues, kernels that spin beside each
 backward pass as NCCL's do, no cache of memory, launches that wait. --load: the library of bench/gpu_load.h,
-without which nothing spins. One line per case; the last line is the verdict."""
+without which nothing spins. --trace: what torch's profiler sees of rank 0's last step with the codec on the
+device. One line per case; the last line is the verdict."""
 
 import argparse
 import contextlib
@@ -15,6 +17,7 @@ import os
 import pathlib
 import sys
 import time
+import traceback
 
 import forks
 import torch
@@ -159,6 +162,16 @@ def wrapped(kind, n, device):
     return model, given
 
 
+@contextlib.contextmanager
+def tracing(args, codec, step):
+    if not args.trace or codec != "device" or step + 1 < args.steps or os.environ["RANK"] != "0":
+        yield
+        return
+    with torch.profiler.profile() as profile:
+        yield
+    profile.export_chrome_trace(args.trace)
+
+
 def train(card, args, kind, codec, condition):
     """Returns losses, this rank's parameters, and what it has not sent."""
     model, given = wrapped(kind, args.width, card.device)
@@ -169,14 +182,16 @@ def train(card, args, kind, codec, condition):
     assert not (condition.waits and handle.codec == "device"), "kernels where launches wait"
     optimizer = torch.optim.AdamW(handle.param_groups(lr=1e-2))
     generator, losses = torch.Generator().manual_seed(int(os.environ["RANK"])), []
-    for _ in range(args.steps):
+    for step in range(args.steps):
         x, y = (torch.randn(6, n, generator=generator).to(card.device) for n in (args.width, 8))
-        loss = ((model(x) - y) ** 2).mean()
-        with card.beside():
-            loss.backward()
-        losses.append(loss.item())
-        optimizer.step()
-        optimizer.zero_grad()
+        with tracing(args, codec, step):
+            loss = ((model(x) - y) ** 2).mean()
+            # the first launch of a kernel may wait until the device is idle: not beside what spins
+            with card.beside() if step else contextlib.nullcontext():
+                loss.backward()
+            losses.append(loss.item())
+            optimizer.step()
+            optimizer.zero_grad()
     handle.synchronize()
     local = [p.to_local() if hasattr(p, "to_local") else p for p in (p.detach() for p in model.parameters())]
     found = [torch.tensor(losses, dtype=torch.float64), *(p.cpu().clone() for p in local)]
@@ -194,6 +209,16 @@ def n_different(one, other):
     return same.count(False) if same else 1
 
 
+def try_to_train(card, args, kind, codec, condition):
+    """Returns what train() does; None where it fails: the other kinds are tried all the same."""
+    try:
+        with card.on(codec):
+            return train(card, args, kind, codec, condition)
+    except Exception:
+        sys.stdout.write(f"rank {os.environ['RANK']}: {kind}, codec {codec}: {traceback.format_exc()}\n")
+        return None
+
+
 def compare(rank, args, condition, kinds):
     """The host's codec where launches wait; else both."""
     card = (Fake if args.fake else Card)(args, condition)
@@ -206,9 +231,11 @@ def compare(rank, args, condition, kinds):
                     f"at {time.time() - args.began:.0f} s: {condition.name}: {kind}, codec {codec}",
                     flush=True,
                 )
-            with card.on(codec):
-                results.append(train(card, args, kind, codec, condition))
-        wrong = torch.tensor([n_different(results[0], results[-1]), int(not results[0][0].isfinite().all())])
+            results.append(try_to_train(card, args, kind, codec, condition))
+        wrong = torch.ones(2, dtype=torch.int64)
+        if None not in results:
+            n_infinite = int(not results[0][0].isfinite().all())
+            wrong = torch.tensor([n_different(results[0], results[-1]), n_infinite])
         torch.distributed.all_reduce(wrong)
         n_wrong += int(wrong.sum())
         if rank == 0:
@@ -235,6 +262,7 @@ def main():
     add = parser.add_argument
     add("--fake", action="store_true", help="the fake runtime, small")
     add("--load", help="libtagc-load.so")
+    add("--trace", metavar="FILE", help="a trace for chrome://tracing, .json or .json.gz")
     add("--kinds", nargs="+", choices=KINDS, default=KINDS)
     add("--conditions", nargs="+", choices=[c.name for c in CONDITIONS])
     add("--width", type=int, help="of the model (1024; fake: 16)")
@@ -243,21 +271,19 @@ def main():
     add("--seconds", type=float, default=140, help="for everything")
     args = parser.parse_args()
     args.began = time.time()
+    print(f"torch {torch.__version__}, CUDA {torch.version.cuda}, on {os.cpu_count()} cores", flush=True)
     args.width = args.width or (16 if args.fake else 1024)
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    wrong, skipped = [], []
-    for number, condition in enumerate(chosen(args)):
+    wrong, skipped, conditions = [], [], chosen(args)
+    most_s = args.seconds * (0.42 if len(conditions) > 1 else 1)
+    for number, condition in enumerate(conditions):
         left_s = args.seconds - (time.time() - args.began)
         if left_s < 5:
             skipped.append(condition.name)
             continue
         kinds = args.kinds if number < 2 else [kind for kind in args.kinds if kind in KINDS[:3]]
         problem = forks.run(
-            compare,
-            N_RANKS,
-            min(left_s, 0.42 * args.seconds),
-            condition.environment,
-            (args, condition, kinds),
+            compare, N_RANKS, min(left_s, most_s), condition.environment, (args, condition, kinds)
         )
         if problem:
             wrong.append(f"{condition.name}: {problem}")

@@ -1,9 +1,20 @@
-"""What a machine has for arrays on its GPU: CUDA, torch, NCCL, memory, and the libraries that torch loads."""
+"""What a machine has for arrays on its GPU: CUDA, torch, NCCL, memory, and the libraries that torch loads.
+--runtimes: instead the CUDA runtimes that torch brings, without loading it."""
 
+import importlib.util
 import os
+import pathlib
 import platform
 import re
 import sys
+
+if sys.argv[1:] == ["--runtimes"]:
+    for name, place in (("nvidia", "*/lib"), ("torch", "lib")):
+        spec = importlib.util.find_spec(name)
+        for folder in spec.submodule_search_locations if spec else ():
+            for library in sorted(pathlib.Path(folder).glob(f"{place}/libcudart*.so.*")):
+                print(library)
+    sys.exit(0)
 
 try:
     import torch

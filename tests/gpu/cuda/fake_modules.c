@@ -2,6 +2,7 @@
 #include "fake_modules.h"
 
 #include <elf.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -87,8 +88,7 @@ API int cuModuleGetFunction(void **function, void *module, const char *name) {
 }
 
 API int cuFuncGetAttribute(int *value, int attribute, void *function) {
-    (void)attribute;
-    *value = 0;
+    *value = attribute; /* each has another one */
     return function ? 0 : FAKE_NO_KERNEL;
 }
 
@@ -116,4 +116,137 @@ API int cuGetErrorString(int code, const char **text) {
             : code == FAKE_NO_KERNEL ? "named symbol not found"
                                      : "a failure of the fake driver";
     return 0;
+}
+
+/* ---- beside modules: of the host's memory, where everything has run when a call returns ---- */
+
+#define CALLED(...) snprintf(fake_modules_state()->called, sizeof fake_modules_state()->called, __VA_ARGS__)
+
+API int cuInit(unsigned flags) {
+    return flags != 0;
+}
+
+API int cuDriverGetVersion(int *version) {
+    *version = 12080;
+    return 0;
+}
+
+API int cuDeviceGetCount(int *n) {
+    CALLED("cuDeviceGetCount");
+    *n = FAKE_DEVICES;
+    return 0;
+}
+
+API int cuDeviceGetName(char *name, int n_bytes, int device) {
+    snprintf(name, (size_t)n_bytes, "no device %d", device);
+    return 0;
+}
+
+API int cuDevicePrimaryCtxRetain(void **context, int device) {
+    *context = &fake_modules_state()->major[device];
+    return 0;
+}
+
+API int cuCtxSetCurrent(void *context) {
+    fake_modules_state()->has_context = context != NULL;
+    return 0;
+}
+
+API int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+    *least = 0;
+    *greatest = -5;
+    return 0;
+}
+
+API int cuCtxSynchronize(void) {
+    CALLED("cuCtxSynchronize");
+    return 0;
+}
+
+API int cuMemAlloc_v2(uint64_t *memory, size_t n_bytes) {
+    CALLED("cuMemAlloc_v2 %zu", n_bytes);
+    *memory = (uintptr_t)malloc(n_bytes);
+    return 0;
+}
+
+API int cuMemAllocManaged(uint64_t *memory, size_t n_bytes, unsigned flags) {
+    CALLED("cuMemAllocManaged %zu %u", n_bytes, flags);
+    *memory = (uintptr_t)malloc(n_bytes);
+    return 0;
+}
+
+API int cuMemFree_v2(uint64_t memory) {
+    CALLED("cuMemFree_v2");
+    free((void *)(uintptr_t)memory);
+    return 0;
+}
+
+API int cuMemcpy(uint64_t to, uint64_t from, size_t n_bytes) {
+    CALLED("cuMemcpy %zu", n_bytes);
+    memcpy((void *)(uintptr_t)to, (void *)(uintptr_t)from, n_bytes);
+    return 0;
+}
+
+API int cuMemcpyAsync(uint64_t to, uint64_t from, size_t n_bytes, void *stream) {
+    (void)stream;
+    CALLED("cuMemcpyAsync %zu", n_bytes);
+    memcpy((void *)(uintptr_t)to, (void *)(uintptr_t)from, n_bytes);
+    return 0;
+}
+
+API int cuMemsetD8Async(uint64_t memory, unsigned char byte, size_t n_bytes, void *stream) {
+    (void)stream;
+    memset((void *)(uintptr_t)memory, byte, n_bytes);
+    return 0;
+}
+
+API int cuStreamCreateWithPriority(void **stream, unsigned flags, int priority) {
+    CALLED("cuStreamCreateWithPriority %u %d", flags, priority);
+    *stream = malloc(1);
+    return 0;
+}
+
+API int cuStreamDestroy_v2(void *stream) {
+    CALLED("cuStreamDestroy_v2");
+    free(stream);
+    return 0;
+}
+
+API int cuStreamSynchronize(void *stream) {
+    CALLED("cuStreamSynchronize");
+    return stream == NULL;
+}
+
+API int cuEventCreate(void **event, unsigned flags) {
+    CALLED("cuEventCreate %u", flags);
+    *event = calloc(1, sizeof(int));
+    return 0;
+}
+
+API int cuEventRecord(void *event, void *stream) {
+    CALLED("cuEventRecord");
+    *(int *)event = ++fake_modules_state()->n_records;
+    return stream == NULL;
+}
+
+API int cuEventQuery(void *event) {
+    CALLED("cuEventQuery");
+    return *(int *)event == 0;
+}
+
+API int cuEventSynchronize(void *event) {
+    CALLED("cuEventSynchronize");
+    return *(int *)event == 0;
+}
+
+API int cuEventElapsedTime(float *ms, void *begin, void *end) {
+    *ms = (float)(*(int *)end - *(int *)begin);
+    return 0;
+}
+
+API int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *n_blocks, void *function, int n_threads,
+                                                             size_t shared_bytes, unsigned flags) {
+    CALLED("cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags %d %zu %u", n_threads, shared_bytes, flags);
+    *n_blocks = 4;
+    return function ? 0 : FAKE_NO_KERNEL;
 }

@@ -22,9 +22,16 @@ typedef struct fake_modules {
     fake_launch launches[FAKE_LAUNCHES];
     int n_launches;
     int fails_with; /* what the next launch returns */
+    /* Of calls beside modules: the last one with its numbers; and whether a context was made current. */
+    char called[100];
+    int has_context, n_records;
 } fake_modules;
 
-/* The driver's own. */
-fake_modules *fake_modules_state(void);
+#ifdef __cplusplus
+extern "C"
+#endif
+    /* The driver's own. */
+    fake_modules *
+    fake_modules_state(void);
 
 #endif

@@ -124,7 +124,7 @@ tagc_status point(tagc_batch *b, const tagc_batch_row *rows, tagc_batch_result *
 
 tagc_status run(tagc_batch *b) {
     launch *one = new launch{b->kind, b->work, b->made, b->now};
-    int code = fake_launch(b->stream, run_launch, one);
+    int code = fake_launch_by_driver(b->stream, run_launch, one);
     if (!code) return TAGC_OK;
     delete one;
     return tagc_fail(TAGC_ERR_DEVICE, "a launch: an illegal memory access");
@@ -159,7 +159,7 @@ tagc_status delta_point(tagc_delta_batch *b, const tagc_delta_row *rows, int *re
 
 tagc_status delta_run(tagc_delta_batch *b) {
     delta_launch *one = new delta_launch{b->kind, b->work, b->made, b->now};
-    int code = fake_launch(b->stream, run_deltas, one);
+    int code = fake_launch_by_driver(b->stream, run_deltas, one);
     if (!code) return TAGC_OK;
     delete one;
     return tagc_fail(TAGC_ERR_DEVICE, "a launch: an illegal memory access");
@@ -184,7 +184,7 @@ void run_later(void *arg) {
 
 template <typename F> tagc_status launch_later(void *stream, F call) {
     auto *one = new std::function<tagc_status()>(call);
-    int code = fake_launch(stream, run_later, one);
+    int code = fake_launch_by_driver(stream, run_later, one);
     if (!code) return TAGC_OK;
     delete one;
     return tagc_fail(TAGC_ERR_DEVICE, "a launch: an illegal memory access");
@@ -249,7 +249,7 @@ const tagc_messages_maker harness_messages = {messages_encode, messages_decode};
 
 static tagc_status prepare() {
     for (auto kernel : {run_launch, run_deltas, run_later})
-        if (fake_load(kernel)) return tagc_fail(TAGC_ERR_DEVICE, "loading a kernel");
+        if (fake_load_by_driver(kernel)) return tagc_fail(TAGC_ERR_DEVICE, "loading a kernel");
     return tagc_cuda_maker()->prepare();
 }
 

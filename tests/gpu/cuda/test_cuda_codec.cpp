@@ -13,6 +13,7 @@ extern "C" {
 #include "codec/elements.h"
 #include "codec/residual.h"
 #include "codec/select.h"
+#include "core/clock.h"
 #include "core/memory.h"
 #include "exchange/blocks.h"
 #include "gpu/maker.h"
@@ -26,14 +27,16 @@ const tagc_maker *tagc_cuda_maker(void);
 #include <string.h>
 #include <vector>
 
-#if defined(HARNESS_THREAD_SANITIZER)
-enum { N_SMALL = 120, N_LARGE = 6, N_MISLED = 5, N_HUGE = 0 };
+#ifndef TAGC_CUDA_HARNESS /* a device is fast: rows large enough to be sampled, and many */
+enum { N_SMALL = 300, N_LARGE = 60, N_MISLED = 20, N_HUGE = 3, LARGE = 400000 };
+#elif defined(HARNESS_THREAD_SANITIZER)
+enum { N_SMALL = 120, N_LARGE = 6, N_MISLED = 5, N_HUGE = 0, LARGE = 40000 };
 #elif defined(HARNESS_ADDRESS_SANITIZER)
-enum { N_SMALL = 600, N_LARGE = 20, N_MISLED = 20, N_HUGE = 0 };
+enum { N_SMALL = 600, N_LARGE = 20, N_MISLED = 20, N_HUGE = 0, LARGE = 40000 };
 #elif TAGC_CUDA_THREADS > 64
-enum { N_SMALL = 60, N_LARGE = 6, N_MISLED = 5, N_HUGE = 0 };
+enum { N_SMALL = 60, N_LARGE = 6, N_MISLED = 5, N_HUGE = 0, LARGE = 40000 };
 #else
-enum { N_SMALL = 600, N_LARGE = 30, N_MISLED = 40, N_HUGE = 3 };
+enum { N_SMALL = 600, N_LARGE = 30, N_MISLED = 40, N_HUGE = 3, LARGE = 40000 };
 #endif
 
 extern "C" const char *__tsan_default_options();
@@ -415,15 +418,21 @@ static void begin(int test, int trial) {
     configure(random_u64(), 1 + (unsigned)trial % 5);
 }
 
-static void each_trial(int test, int n_trials, size_t n_rows, size_t most) {
-    for (int trial = 0; trial < n_trials; trial++) {
-        begin(test, trial);
-        batch_case c(1 + random_below(n_rows));
-        std::vector<tagc_batch_result> results;
-        make_case(&c, most, trial < N_FILLS ? trial : -1);
-        check_encode(&c, &results);
-        check_decode(&c, results);
-    }
+static void test_rows(int test, int trial, size_t n_rows, size_t most) {
+    begin(test, trial);
+    batch_case c(1 + random_below(n_rows));
+    std::vector<tagc_batch_result> results;
+    make_case(&c, most, trial < N_FILLS ? trial : -1);
+    check_encode(&c, &results);
+    check_decode(&c, results);
+}
+
+static void test_small(int trial) {
+    test_rows(1, trial, 4, 700);
+}
+
+static void test_large(int trial) {
+    test_rows(2, trial, 2, LARGE);
 }
 
 /* ---- samples that mislead ---- */
@@ -854,9 +863,47 @@ static void test_few_launches(void) {
 }
 #endif
 
-/* test_cuda_codec [N]: an Nth of the trials, for tools that slow a device down. */
+/* Each kind's first trials come before any kind's later ones. part: an Nth of all. most_s: none begins later; 0: at any time. */
+static void run_trials(int part, double most_s) {
+    static const struct {
+        const char *name;
+        int n;
+        void (*run)(int trial);
+    } kinds[] = {{"small rows", N_SMALL, test_small},
+                 {"large rows", N_LARGE, test_large},
+                 {"samples that mislead", N_MISLED, test_misled},
+                 {"many chunks", N_HUGE, test_many_chunks},
+                 {"deltas", N_SMALL, test_deltas},
+                 {"messages", N_SMALL, test_messages}};
+    const double start = tagc_clock_s();
+    double said = start;
+    int n_run = 0, n_left = 0;
+    for (int trial = 0; trial < (int)N_SMALL; trial++)
+        for (const auto &kind : kinds) {
+            const double now_s = tagc_clock_s();
+            if (trial * part >= kind.n) continue;
+            if (most_s > 0 && now_s > start + most_s) {
+                n_left++;
+                continue;
+            }
+            if (now_s > said + 2) {
+                printf("at %.0f s: %s, trial %d\n", now_s - start, kind.name, trial);
+                fflush(stdout);
+                said = now_s;
+            }
+            kind.run(trial);
+            n_run++;
+        }
+    printf("%d trials in %.1f s%s\n", n_run, tagc_clock_s() - start,
+           n_left ? "; for more there was no time" : "");
+    now = "messages";
+    CHECK(n_left || (n_messages_refused > 0 && n_messages_other > 0));
+}
+
+/* test_cuda_codec [N [SECONDS]]: an Nth of the trials, for tools that slow a device down, and none that begins later. */
 int main(int argc, char **argv) {
     const int part = argc > 1 && atoi(argv[1]) > 0 ? atoi(argv[1]) : 1;
+    const double most_s = argc > 2 ? atof(argv[2]) : 0;
 #ifndef TAGC_CUDA_HARNESS
     int n_devices;
     const cudaError_t code = cudaGetDeviceCount(&n_devices);
@@ -865,18 +912,11 @@ int main(int argc, char **argv) {
         return 1;
     }
 #endif
-    each_trial(1, N_SMALL / part, 4, 700);
-    each_trial(2, N_LARGE / part, 2, 40000);
-    for (int trial = 0; trial < N_MISLED / part; trial++) test_misled(trial);
-    for (int trial = 0; trial < N_HUGE; trial++) test_many_chunks(trial);
-    for (int trial = 0; trial < N_SMALL / part; trial++) test_deltas(trial);
-    for (int trial = 0; trial < N_SMALL / part; trial++) test_messages(trial);
+    run_trials(part, most_s);
     test_again();
 #ifdef TAGC_CUDA_HARNESS
     test_launches();
     test_few_launches();
 #endif
-    now = "messages";
-    CHECK(n_messages_refused > 0 && n_messages_other > 0);
     return 0;
 }

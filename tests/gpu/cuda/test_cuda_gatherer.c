@@ -1,7 +1,9 @@
 /* Gathers of deltas with kernels beside gathers on the processor: the same replicas, bit for bit, with all ranks or some of them on a
- * device, whole at first and after failures, with values that are not finite, with checksums, in one level and in two. */
+ * device, whole at first and after failures, with values that are not finite, with checksums, in one level and in two. And kernels that
+ * a thread launches before it has called anything else of CUDA. */
 #include "../../lengths.h"
 #include "sides.h"
+#include "tagc/blocks.h"
 
 #include <math.h>
 
@@ -125,4 +127,56 @@ TEST(test_other_gathers_are_refused) {
     t.options.delta = 1;
     t.options.format = TAGC_FORMAT_INT4;
     run_trial(&t, 2, rank_is_refused);
+}
+
+/* ---- threads without a context ---- */
+
+typedef struct first_call {
+    const side *own;
+    void *stream, *values, *message, *state;
+    uint64_t n_elems, n_bytes;
+    tagc_blocks_options options;
+    tagc_status status;
+} first_call;
+
+static void *encode_first(void *arg) {
+    first_call *c = arg;
+    c->status = tagc_blocks_encode_on(c->own->kernels, &c->options, c->values, c->n_elems, c->message,
+                                      c->n_bytes, c->state, c->stream);
+    return NULL;
+}
+
+static void rank_launches_first(rank_run *run) {
+    enum { N = 1000 };
+    side own = {0};
+    first_call c = {.own = &own, .n_elems = N};
+    float zeros[N] = {0};
+    tagc_blocks_state state;
+    pthread_t thread;
+    if (!open_device(run, &own, run->rank)) return;
+    tagc_blocks_options_init(&c.options);
+    CHECK(run, tagc_blocks_bytes(&c.options, N, &c.n_bytes) == TAGC_OK);
+    float *values = take(&own, N), *message = take(&own, N),
+          *there = take(&own, sizeof state / sizeof(float));
+    c.values = values, c.message = message, c.state = there;
+    c.stream = own.kernels->stream;
+    CHECK(run, write_to(&own, values, zeros, N) && write_to(&own, there, zeros, sizeof state / 4));
+    CHECK(run, pthread_create(&thread, NULL, encode_first, &c) == 0);
+    pthread_join(thread, NULL);
+    CHECK(run, c.status == TAGC_OK);
+    CHECK(run, read_from(&own, (float *)(void *)&state, there, sizeof state / 4) && state.status == TAGC_OK);
+    give(&own, values, N), give(&own, message, N), give(&own, there, sizeof state / sizeof(float));
+    close_side(run, &own);
+}
+
+/* Of device 0 nobody says that it is to be the current one; and CUDA 11 makes no context where one says it. */
+TEST(test_launches_are_a_threads_first_call) {
+    static const int versions[] = {11080, 13000};
+    for (int i = 0; i < 2; i++) {
+        fake_reset(7, 2, FAKE_EAGER, 1);
+        fake_set_version(versions[i]);
+        run_ranks(2, rank_launches_first, NULL);
+        check_fake();
+    }
+    fake_set_version(13000);
 }

@@ -42,6 +42,7 @@ SEEN = {
     "FSDPParamGroup._reduce_scatter_comm": ALL,
     "FSDPParamGroup._all_gather_comm": ALL,
     "FSDPParamGroup._all_reduce_hook": ALL,
+    "FSDPParamGroup._partial_reduce_output": ALL,
     "FSDPParamGroup._reduce_scatter_param_indices": "2.15",
     "FSDPParam.sharded_param": ALL,
     "FSDPParam._unsharded_param": ALL,
@@ -325,6 +326,12 @@ class FsdpGroup:
     def holds_back(self) -> bool:
         """Returns whether set_requires_all_reduce(False) was called: this pass only accumulates."""
         return not _get(self._group, "FSDPParamGroup.all_reduce_grads")
+
+    def swap_held(self, held: torch.Tensor | None) -> torch.Tensor | None:
+        """Replaces what set_requires_all_reduce(False) has made torch collect. Returns what was there."""
+        before: torch.Tensor | None = _get(self._group, "FSDPParamGroup._partial_reduce_output")
+        self._group._partial_reduce_output = held
+        return before
 
     def leave_replicas_to_the_hook(self) -> Callable[[], None]:
         """Stops torch's own sum over replicas, so that the all-reduce hook gets this rank's gradient, or its

@@ -266,7 +266,17 @@ class AllReduce:
         self._hosts, self._is_torchs = handle.wrapper.hosts(group), is_torchs
         # whether slices come together within hosts, in the stream that waits for the exchange
         self._has_work_after = self._hosts.is_two_level
-        self._held: torch.Tensor | None = None  # by set_requires_all_reduce(False), until the last micro-step
+        # by set_requires_all_reduce(False), until the last micro-step; where there are shards, torch has it
+        self._held: torch.Tensor | None = None
+        if module.group.shard_group is None:
+            self._held = module.group.swap_held(None)
+            handle.passes.undo.append(self._hand_back)
+
+    def _hand_back(self) -> None:
+        """Leaves what is held to torch, which goes on with it when the handle is closed."""
+        if self._held is not None:
+            self._module.group.swap_held(self._held)
+            self._held = None
 
     def expected(self) -> Expected:
         """Returns its next exchange."""

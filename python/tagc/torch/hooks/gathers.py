@@ -98,8 +98,8 @@ class AllGather(waits.FsdpComm):
 
     @property
     def _wants_kernels(self) -> bool:
-        """Whether it works on the device: where the user has asked for that, since replicas then take 2 bytes
-        per parameter there."""
+        """Whether gathers of deltas work on the device: where the user has asked for that, since replicas
+        then take 2 bytes per parameter there."""
         return self._passes.state.options.codec == "device" and self.is_delta
 
     def prepare(self, staging: Staging, itemsize: int) -> None:
@@ -122,10 +122,19 @@ class AllGather(waits.FsdpComm):
         if kernels is not None:
             gather.reserve(kernels.device)
 
-    def _make(self, comm: Comm, n_elems: int, kernels: Kernels | None) -> Gatherer:
-        """Returns a new gatherer. Collective."""
-        n_threads = self._passes.state.options.threads or 1
-        return Gatherer(comm, n_elems, self._wire, self._tag, n_threads, kernels, self._seed)
+    def _make(
+        self, comm: Comm, n_elems: int, kernels: Kernels | None, keeps_replica: bool = True
+    ) -> Gatherer:
+        """Returns a new gatherer. keeps_replica: with deltas. Collective."""
+        n_threads, wire = self._passes.state.options.threads or 1, self._wire
+        if self.is_delta and not keeps_replica:
+            wire = "lossless"
+        return Gatherer(comm, n_elems, wire, self._tag, n_threads, kernels, self._seed)
+
+    def _keeps_replica(self, ranks: tuple[int, ...]) -> bool:
+        """Returns whether gathers over these ranks keep one. What a forward pass has left on a few ranks is
+        gathered as it is: as a delta it would lag, and the backward pass compute with other values."""
+        return self.is_delta and ranks == self._key[0]
 
     def __call__(
         self,
@@ -156,7 +165,8 @@ class AllGather(waits.FsdpComm):
         if not runs_beside:
             passes.model_exchanges.settle()
         if staging is not None:
-            staging.run(perform, input_tensor, came, failure, self._wants_kernels)
+            wants_kernels = self._wants_kernels and self._keeps_replica(_ranks(group))
+            staging.run(perform, input_tensor, came, failure, wants_kernels)
         else:
             passes.runners.finish()  # of tensors on a device, if there are any
             perform(None, input_tensor, came, failure)
@@ -190,7 +200,7 @@ class AllGather(waits.FsdpComm):
         try:
             if failure is None and source is not None:
                 key = _ranks(call.group), source.numel()
-                gather = self._gathers.setdefault(key, Gathers(self.is_delta))
+                gather = self._gathers.setdefault(key, Gathers(self._keeps_replica(key[0])))
                 loaded = self._loaded if key == self._key else None
                 vote, found = gather.vote(source) if loaded is None else self._vote_loaded(loaded, source)
                 numbers = {"elements": source.numel(), "dtype": DTYPES.index(source.dtype)}
@@ -208,7 +218,8 @@ class AllGather(waits.FsdpComm):
             # that exchange has the lock, and nothing else changes what is needed here
             with contextlib.nullcontext() if call.runs_beside else self._passes.state.lock:
                 if gather.gatherer is None:
-                    gather.gatherer = self._make(comm, target.numel(), kernels)
+                    keeps_replica = self._keeps_replica(_ranks(call.group))
+                    gather.gatherer = self._make(comm, target.numel(), kernels, keeps_replica)
                 asked = self._take_up(gather, kernels, source, vote, found)
                 sent, received = comm.bytes_sent()["gather"], comm.bytes_received()["gather"]
                 gather.run(source, target, kernels, asked, found)
