@@ -8,12 +8,15 @@
  *
  *   0    u32   n_items
  *   4    u8    form: 0 all elements as they are, 1 what changed
- *   5    u8    n_classes, of form 1 with items from 1 to TAGC_CLASSES_MAX; else 0
+ *   5    u8    lists, of form 1 with items from 1 to TAGC_CLASS_LISTS_MAX; else 0
  *   6    u16   0
- *   8          form 0: n_items elements. Form 1, per class:
- *                u8 its first grade, u8 order of the gaps, u8 order of the integers, u8 0, u32 items, u32 bytes
- *              then of each class a stream of pairs (integers.h): the gap to the item, and 2 d - 1 if its difference d is positive, else
- *              -2 d - 2
+ *   8          form 0: n_items elements. Form 1, per list:
+ *                u8 the first grade of its class, u8 code of the gaps, u8 code of the integers, u8 least size, u32 items, u32 bytes
+ *              then of each list a stream of pairs (integers.h): the gap to the item in elements of the class, and the integer less the
+ *              least of that size
+ *
+ * The integer is 2 d - 1 if the difference d is positive, else -2 d - 2, and its size floor(log2 |d|). Most differences are by 1: where
+ * these have a list of their own, their integers take the bit of the sign, and positions say the rest.
  *
  * The sender chooses what takes the fewest bytes. If receivers lack elements, it takes one class: positions are then places in the segment. A
  * segment without changes has n_items 0 and form 1. */

@@ -1,6 +1,7 @@
 /* Classes of magnitude, see classes.h. */
 #include "codec/classes.h"
 #include "codec/bitmap.h"
+#include "codec/differ.h"
 #include "core/cpu.h"
 
 #include <math.h>
@@ -47,12 +48,7 @@ INLINE void scalar_masks(size_t width, const uint8_t *values, size_t n_words, co
 #define AT_LEAST(level, features)                                                                            \
     features static void level##_at_least(size_t width, const uint8_t *values, size_t n_words,               \
                                           const tagc_classes *classes, uint64_t *masks) {                    \
-        if (width == 1)                                                                                      \
-            level##_masks(1, values, n_words, classes, masks);                                               \
-        else if (width == 2)                                                                                 \
-            level##_masks(2, values, n_words, classes, masks);                                               \
-        else                                                                                                 \
-            level##_masks(4, values, n_words, classes, masks);                                               \
+        TAGC_BY_WIDTH(width, level##_masks, values, n_words, classes, masks);                                \
     }
 
 AT_LEAST(scalar, )
@@ -253,12 +249,7 @@ INLINE void split_as(size_t width, walk *k, const uint8_t *bits, tagc_class_item
 }
 
 INLINE void split_by(walk *k, const uint8_t *bits, tagc_class_items *of) {
-    if (k->width == 1)
-        split_as(1, k, bits, of);
-    else if (k->width == 2)
-        split_as(2, k, bits, of);
-    else
-        split_as(4, k, bits, of);
+    TAGC_BY_WIDTH(k->width, split_as, k, bits, of);
 }
 
 /* The place of set bit `number` of a word. */
@@ -267,11 +258,16 @@ INLINE unsigned place_of(uint64_t mask, uint64_t number) {
     return (unsigned)__builtin_ctzll(mask);
 }
 
-INLINE int join_by(walk *k, const tagc_class_items *of, unsigned (*place)(uint64_t, uint64_t)) {
-    uint64_t n_before[TAGC_CLASSES_MAX] = {0}, next[TAGC_CLASSES_MAX] = {0};
-    size_t n_items[TAGC_CLASSES_MAX] = {0}, n_here;
-    int n_masks = k->classes->n - 1, is_complete = 1;
-    for (int c = 0; c <= n_masks; c++) next[c] = of[c].n ? of[c].gaps[0] : UINT64_MAX;
+INLINE int join_by(walk *k, const tagc_class_items *of, int n_lists, unsigned (*place)(uint64_t, uint64_t)) {
+    uint64_t n_before[TAGC_CLASSES_MAX] = {0}, soonest[TAGC_CLASSES_MAX] = {0}; /* next of its lists */
+    uint64_t next[TAGC_CLASS_LISTS_MAX] = {0};
+    size_t n_items[TAGC_CLASS_LISTS_MAX] = {0}, n_here;
+    int n_masks = k->classes->n - 1, is_complete = 1, begin[TAGC_CLASSES_MAX + 1];
+    for (int i = n_lists - 1; i >= 0; i--) {
+        next[i] = of[i].n ? of[i].gaps[0] : UINT64_MAX;
+        begin[of[i].c] = i;
+    }
+    begin[n_masks + 1] = n_lists;
     for (size_t first = 0; 64 * first < k->n; first += n_here) {
         n_here = next_masks(k, first);
         for (size_t w = first; w < first + n_here; w++) {
@@ -279,19 +275,23 @@ INLINE int join_by(walk *k, const tagc_class_items *of, unsigned (*place)(uint64
             uint64_t elements = elements_of(k, w);
             for (int c = 0; c <= n_masks; c++) {
                 uint64_t mask = of_class(k, masks, c, elements);
-                uint64_t n_behind = n_before[c] + (uint64_t)__builtin_popcountll(mask);
-                while (next[c] < n_behind) {
-                    of[c].items[n_items[c]] = (uint32_t)(64 * w + place(mask, next[c] - n_before[c]));
-                    if (++n_items[c] < of[c].n)
-                        next[c] += 1 + (uint64_t)of[c].gaps[n_items[c]];
-                    else
-                        next[c] = UINT64_MAX;
+                uint64_t n_behind = n_before[c] + (uint64_t)__builtin_popcountll(mask), later = UINT64_MAX;
+                for (int i = begin[c]; soonest[c] < n_behind && i < begin[c + 1]; i++) {
+                    while (next[i] < n_behind) {
+                        of[i].items[n_items[i]] = (uint32_t)(64 * w + place(mask, next[i] - n_before[c]));
+                        if (++n_items[i] < of[i].n)
+                            next[i] += 1 + (uint64_t)of[i].gaps[n_items[i]];
+                        else
+                            next[i] = UINT64_MAX;
+                    }
+                    later = next[i] < later ? next[i] : later;
                 }
+                if (soonest[c] < n_behind) soonest[c] = later;
                 n_before[c] = n_behind;
             }
         }
     }
-    for (int c = 0; c <= n_masks; c++) is_complete &= n_items[c] == of[c].n;
+    for (int i = 0; i < n_lists; i++) is_complete &= n_items[i] == of[i].n;
     return is_complete;
 }
 
@@ -303,8 +303,8 @@ static unsigned place_plain(uint64_t mask, uint64_t number) {
     return place_of(mask, number);
 }
 
-static int join_plain(walk *k, const tagc_class_items *of) {
-    return join_by(k, of, place_plain);
+static int join_plain(walk *k, const tagc_class_items *of, int n_lists) {
+    return join_by(k, of, n_lists, place_plain);
 }
 
 #if defined(__x86_64__)
@@ -322,8 +322,8 @@ WITH_BMI static inline unsigned place_avx2(uint64_t mask, uint64_t number) {
     return (unsigned)_tzcnt_u64(_pdep_u64(UINT64_C(1) << number, mask));
 }
 
-WITH_BMI static int join_avx2(walk *k, const tagc_class_items *of) {
-    return join_by(k, of, place_avx2);
+WITH_BMI static int join_avx2(walk *k, const tagc_class_items *of, int n_lists) {
+    return join_by(k, of, n_lists, place_avx2);
 }
 #endif
 
@@ -344,12 +344,12 @@ void tagc_classes_split(const tagc_classes_kernels *kernels, size_t width, const
 }
 
 int tagc_classes_join(const tagc_classes_kernels *kernels, size_t width, const tagc_classes *classes,
-                      const uint8_t *values, size_t n, const tagc_class_items *of) {
+                      const uint8_t *values, size_t n, const tagc_class_items *of, int n_lists) {
     walk k = {.kernels = kernels, .width = width, .n = n, .classes = classes, .values = values};
 #if defined(__x86_64__)
-    if (!is_scalar(kernels)) return join_avx2(&k, of);
+    if (!is_scalar(kernels)) return join_avx2(&k, of, n_lists);
 #endif
-    return join_plain(&k, of);
+    return join_plain(&k, of, n_lists);
 }
 
 /* ---- which classes ---- */
@@ -364,15 +364,14 @@ static double x_log_x(double x) {
     return x > 0 ? x * log2(x) : 0;
 }
 
-/* The bits that tell which n_items of n_elems elements are items. */
-static double places_bits(double n_elems, double n_items) {
+double tagc_places_bits(double n_elems, double n_items) {
     return x_log_x(n_elems) - x_log_x(n_items) - x_log_x(n_elems - n_items);
 }
 
 static void set_loss(range *ranges, int i) {
     const range *a = ranges + i, *b = a + 1;
-    ranges[i].loss = places_bits(a->n_elems + b->n_elems, a->n_items + b->n_items) -
-                     places_bits(a->n_elems, a->n_items) - places_bits(b->n_elems, b->n_items);
+    ranges[i].loss = tagc_places_bits(a->n_elems + b->n_elems, a->n_items + b->n_items) -
+                     tagc_places_bits(a->n_elems, a->n_items) - tagc_places_bits(b->n_elems, b->n_items);
 }
 
 /* Joins neighbours for as long as that saves more than it loses, and there are too many. */
@@ -408,22 +407,12 @@ INLINE void count_as(size_t width, const uint8_t *values, const uint8_t *bits, s
     }
 }
 
-static void count_grades(size_t width, const uint8_t *values, const uint8_t *bits, size_t n,
-                         uint32_t *n_elems, uint32_t *n_items) {
-    if (width == 1)
-        count_as(1, values, bits, n, n_elems, n_items);
-    else if (width == 2)
-        count_as(2, values, bits, n, n_elems, n_items);
-    else
-        count_as(4, values, bits, n, n_elems, n_items);
-}
-
 void tagc_classes_choose(size_t width, const uint8_t *values, const uint8_t *bits, size_t n,
                          double table_bits, tagc_classes *classes, tagc_class_items *of) {
     uint32_t n_elems[GRADES] = {0}, n_items[GRADES] = {0};
     range ranges[GRADES];
     int n_ranges = 0;
-    count_grades(width, values, bits, n, n_elems, n_items);
+    TAGC_BY_WIDTH(width, count_as, values, bits, n, n_elems, n_items);
     uint64_t n_skipped = (n + 63) / 64 / SAMPLED;
     double stride = 1 + (double)n_skipped;
     for (int grade = 0; grade < GRADES; grade++) {

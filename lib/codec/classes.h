@@ -9,15 +9,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define TAGC_CLASSES_MAX 16
+enum { TAGC_CLASSES_MAX = 16, TAGC_CLASS_LISTS_MAX = 64 };
 
 typedef struct tagc_classes {
     int n;                           /* 1 to TAGC_CLASSES_MAX */
     uint8_t first[TAGC_CLASSES_MAX]; /* the lowest grade of each, ascending from 0 */
 } tagc_classes;
 
-/* What changed in one class. */
+/* What changed in one class, or some of it. */
 typedef struct tagc_class_items {
+    int c; /* which class; of lists that are joined, several may be of one */
     size_t n;
     uint32_t *gaps;  /* (n) the elements of the class between an item and the one before it */
     uint32_t *items; /* (n) positions in the array, ascending */
@@ -34,18 +35,21 @@ typedef struct tagc_classes_kernels {
 /* NULL-terminated, best first: what this processor can run. */
 const tagc_classes_kernels *const *tagc_classes_kernels_all(void);
 
+/* The bits that tell which n_items of n_elems elements are items. */
+double tagc_places_bits(double n_elems, double n_items);
+
 /* Finds the classes that take the fewest bits, by a sample of the elements and all items, and sets the n of each. values (n): what the
  * array was before. bits: tagc_bitmap_bytes(n), where it changed. table_bits: what each class costs. */
 void tagc_classes_choose(size_t width, const uint8_t *values, const uint8_t *bits, size_t n,
                          double table_bits, tagc_classes *classes, tagc_class_items *of);
 
-/* Writes gaps and items of each class, n of each as tagc_classes_choose counts them. */
+/* Writes gaps and items of each class, a list of each with as many as tagc_classes_choose counts. */
 void tagc_classes_split(const tagc_classes_kernels *kernels, size_t width, const tagc_classes *classes,
                         const uint8_t *values, const uint8_t *bits, size_t n, tagc_class_items *of);
 
-/* Writes the items from the gaps; both may be the same memory. Accepts any gaps and values: returns 0 if a class has not so many elements,
- * and items are undefined then. */
+/* Writes the items of n_lists lists, ordered by class, of each one or more, from their gaps; both may be the same memory. Accepts any gaps and values: returns 0
+ * if a class has not so many elements, and items are undefined then. */
 int tagc_classes_join(const tagc_classes_kernels *kernels, size_t width, const tagc_classes *classes,
-                      const uint8_t *values, size_t n, const tagc_class_items *of);
+                      const uint8_t *values, size_t n, const tagc_class_items *of, int n_lists);
 
 #endif

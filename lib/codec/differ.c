@@ -23,10 +23,7 @@ static inline __attribute__((always_inline)) uint64_t scalar_word(size_t width, 
 
 static void scalar_differ(size_t width, const uint8_t *a, const uint8_t *b, size_t n_words, uint8_t *bits) {
     for (size_t w = 0; w < n_words; w++, a += 64 * width, b += 64 * width) {
-        uint64_t word = width == 1   ? scalar_word(1, a, b)
-                        : width == 2 ? scalar_word(2, a, b)
-                                     : scalar_word(4, a, b);
-        tagc_store_word(bits + 8 * w, word);
+        tagc_store_word(bits + 8 * w, TAGC_BY_WIDTH(width, scalar_word, a, b));
     }
 }
 
@@ -119,12 +116,7 @@ NEON void neon_differ_as(size_t width, const uint8_t *a, const uint8_t *b, size_
 }
 
 static void neon_differ(size_t width, const uint8_t *a, const uint8_t *b, size_t n_words, uint8_t *bits) {
-    if (width == 1)
-        neon_differ_as(1, a, b, n_words, bits);
-    else if (width == 2)
-        neon_differ_as(2, a, b, n_words, bits);
-    else
-        neon_differ_as(4, a, b, n_words, bits);
+    TAGC_BY_WIDTH(width, neon_differ_as, a, b, n_words, bits);
 }
 
 static const tagc_differ_kernels neon_kernels = {"neon", neon_differ};

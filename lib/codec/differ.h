@@ -5,6 +5,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Calls a function of a width of 1, 2 or 4 bytes with a constant, so that there is a loop for each. */
+#define TAGC_BY_WIDTH(width, call, ...)                                                                      \
+    ((width) == 1 ? call(1, __VA_ARGS__) : (width) == 2 ? call(2, __VA_ARGS__) : call(4, __VA_ARGS__))
+
 typedef struct tagc_differ_kernels {
     const char *name;
     /* Compares n_words * 64 elements of `width` bytes, 1, 2 or 4. Bit i of word w of `bits` (n_words * 8 bytes) becomes 1 if element

@@ -188,7 +188,8 @@ tagc_status tagc_wire_read(const void *message, uint64_t n_bytes, tagc_wire_head
         return tagc_fail(TAGC_ERR_CORRUPT, "magic is %02x %02x %02x %02x, not \"TAGC\"", bytes[0], bytes[1],
                          bytes[2], bytes[3]);
     read_fields(bytes, header);
-    if (bytes[AT_VERSION] != version_of(header->kind))
+    int is_old = header->kind == TAGC_WIRE_CHANGES && bytes[AT_VERSION] == TAGC_WIRE_CHANGES_OLDEST;
+    if (bytes[AT_VERSION] != version_of(header->kind) && !is_old)
         return tagc_fail(TAGC_ERR_CORRUPT, "version is %d, this library reads %d", bytes[AT_VERSION],
                          version_of(header->kind));
     uint64_t n_behind = is_apart(header->kind) ? 0 : header->body_bytes;

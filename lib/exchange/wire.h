@@ -13,8 +13,9 @@
 /* Of what outlives a step, and names no unit of a comm: of a state, and of blocks and changes. */
 #define TAGC_WIRE_STATE_VERSION 2
 #define TAGC_WIRE_SAVED_VERSION 1
-#define TAGC_WIRE_CHANGES_VERSION 2
-enum { TAGC_WIRE_MAX_INDEX = 2 }; /* the largest tagc_index */
+#define TAGC_WIRE_CHANGES_VERSION 3
+#define TAGC_WIRE_CHANGES_OLDEST 2 /* that is read: it has other codes, and a list per class */
+enum { TAGC_WIRE_MAX_INDEX = 2 };  /* the largest tagc_index */
 
 typedef enum tagc_wire_kind {
     TAGC_WIRE_INDEX = 1, /* body: the elements that the sender selected in the receiver's shard */

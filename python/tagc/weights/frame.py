@@ -18,7 +18,8 @@ from tagc._library import Error
 from tagc.weights.tensors import Box, Entry, product
 
 _HEADER = struct.Struct("<4sBBHHHI7Q")
-_MAGIC, _FORMAT = b"TAGW", 2
+_MAGIC, _FORMAT = b"TAGW", 3
+_READ = (2, 3)  # formats, which differ in their messages alone
 _WHOLE, _HASHED = 1, 2
 _ROW = struct.Struct("<IIQQQ")
 _RANGE = struct.Struct("<QQ")
@@ -267,28 +268,14 @@ def _open(source: Source) -> tuple[Frame, int, bytes]:
     if n_all < _HEADER.size:
         raise Error("corrupt", f"the buffer has {n_all} bytes, too few for a header of {_HEADER.size}")
     head = source.read(0, _HEADER.size).tobytes()
-    (
-        magic,
-        form,
-        flags,
-        part,
-        n_parts,
-        zero,
-        n_pieces,
-        run,
-        version,
-        base,
-        fingerprint,
-        n_table,
-        n_bytes,
-        total,
-    ) = _HEADER.unpack(head)
+    magic, form, flags, part, n_parts, zero, n_pieces, *numbers = _HEADER.unpack(head)
+    run, version, base, fingerprint, n_table, n_bytes, total = numbers
     if magic != _MAGIC:
         raise Error(
             "corrupt", f"the buffer begins with {magic!r}, not with {_MAGIC!r}: it is none of WeightSync"
         )
-    if form != _FORMAT:
-        raise Error("unsupported", f"the buffer has format {form}, this tagc reads {_FORMAT}")
+    if form not in _READ:
+        raise Error("unsupported", f"the buffer has format {form}, this tagc reads {_READ[0]} and {_READ[1]}")
     if n_bytes != n_all:
         raise Error("corrupt", f"the buffer has {n_all} bytes, and says that it has {n_bytes}")
     if n_table > n_all - _HEADER.size:

@@ -186,8 +186,12 @@ def engine_layout(
     return Layout(tensors, place)
 
 
-def _rank_of(module: torch.nn.Module, rank: Rank) -> Rank:
-    """Returns the rank among those that share a module's weights, which may be replicated instead."""
+def _rank_of(module: torch.nn.Module, rank: Rank, group: str = "tp_group") -> Rank:
+    """Returns the rank among those that share a module's weights, which may be replicated instead. vLLM's
+    modules have their rank, and SGLang's the group, or None."""
+    if hasattr(module, group):
+        theirs: Any = getattr(module, group)
+        return Rank(theirs.rank_in_group, theirs.world_size) if theirs else Rank(0, 1)
     return Rank(getattr(module, "tp_rank", rank.rank), getattr(module, "tp_size", rank.size))
 
 
@@ -235,9 +239,10 @@ def _of_packed(
     is_of_blocks = name.endswith(_BLOCK_SCALES)
     block = (getattr(module, "weight_block_size", None) or (128, 128))[0] if is_of_blocks else 1
     if n_parts == 3 and head is not None:
-        heads = [int(getattr(module, key)) for key in ("num_heads", "num_kv_heads", "num_kv_heads")]
-        rows = [n * head for n in heads]
-        among = rank.rank // getattr(module, "num_kv_head_replicas", 1) if number else rank.rank
+        n, n_kv = (int(getattr(module, key)) for key in ("num_heads", "num_kv_heads"))
+        rows = [n * head, n_kv * head, n_kv * int(getattr(module, "v_head_size", head))]
+        of_kv = _rank_of(module, rank, "kv_tp_group").rank // getattr(module, "num_kv_head_replicas", 1)
+        among = of_kv if number else rank.rank
     else:
         # each part's rows, of all ranks
         rows = [n // rank.size for n in getattr(module, "output_sizes", [shape[0] * block] * n_parts)]
@@ -286,6 +291,9 @@ def _of_expert(
         raise Error(
             "mismatch", f"{target} is {list(held.shape)} on this rank, and has no shard of {list(shape)}"
         )
-    among = int(getattr(module, "moe_tp_rank", _rank_of(module, rank).rank)) if n_shards > 1 else 0
+    # vLLM's ranks of data parallelism share experts' rows, too
+    about = getattr(module, "moe_config", None)
+    own = about.tp_rank if about else getattr(module, "moe_tp_rank", _rank_of(module, rank).rank)
+    among = int(own) if n_shards > 1 else 0
     offsets = tuple(among * sizes[d] if i == d else 0 for i in range(2))
     return [Target(target, (number, slice(first, first + sizes[0])), offsets)]

@@ -33,15 +33,29 @@ def cut(tensor, dim, n, number):
     return tensor.narrow(dim, number * n, n)
 
 
-class Linear(nn.Module):
+def group(tp):
+    """Returns what SGLang's layers have of their ranks, instead of tp_rank and tp_size as vLLM's."""
+    return types.SimpleNamespace(rank_in_group=tp[0], world_size=tp[1]) if tp[1] > 1 else None
+
+
+class Layer(nn.Module):
+    def __init__(self, tp, in_group=False):
+        super().__init__()
+        self.tp = tp
+        if in_group:
+            self.tp_group = self.kv_tp_group = group(tp)
+        else:
+            self.tp_rank, self.tp_size = tp
+
+
+class Linear(Layer):
     """Divided along dim, or not at all."""
 
-    def __init__(self, shape, dim, tp, bias=False, is_fp8=False):
-        super().__init__()
-        self.tp_rank, self.tp_size = tp if dim is not None else (0, 1)
+    def __init__(self, shape, dim, tp, bias=False, is_fp8=False, in_group=False):
+        super().__init__(tp if dim is not None else (0, 1), in_group)
         shape = list(shape)
         if dim is not None:
-            shape[dim] //= self.tp_size
+            shape[dim] //= self.tp[1]
         self.dim = dim
         weights(self, shape, is_fp8)
         self.bias = parameter(shape[0]) if bias else None
@@ -49,32 +63,34 @@ class Linear(nn.Module):
     def load(self, leaf, tensor, part):
         dim = None if leaf == "bias" and self.dim == 1 else self.dim
         n = getattr(self, leaf).shape[dim] if dim is not None else 0
-        getattr(self, leaf).data.copy_(tensor if dim is None else cut(tensor, dim, n, self.tp_rank))
+        getattr(self, leaf).data.copy_(tensor if dim is None else cut(tensor, dim, n, self.tp[0]))
 
 
-class QKVParallelLinear(nn.Module):
-    def __init__(self, columns, head_size, n_heads, n_kv_heads, tp, bias, is_fp8):
-        super().__init__()
-        self.tp_rank, self.tp_size = tp
-        self.head_size, self.num_heads = head_size, n_heads // self.tp_size
-        self.num_kv_heads = max(1, n_kv_heads // self.tp_size)
-        self.num_kv_head_replicas = max(1, self.tp_size // n_kv_heads)
-        rows = (self.num_heads + 2 * self.num_kv_heads) * head_size
+class QKVParallelLinear(Layer):
+    def __init__(self, columns, head_size, v_head_size, n_heads, n_kv_heads, tp, bias, is_fp8, in_group):
+        super().__init__(tp, in_group)
+        self.head_size, self.v_head_size, self.num_heads = head_size, v_head_size, n_heads // tp[1]
+        self.num_kv_heads = max(1, n_kv_heads // tp[1])
+        self.num_kv_head_replicas = max(1, tp[1] // n_kv_heads)
+        rows = (self.num_heads + self.num_kv_heads) * head_size + self.num_kv_heads * v_head_size
         weights(self, (rows, columns), is_fp8)
         self.bias = parameter(rows) if bias else None
 
     def load(self, leaf, tensor, part):
-        q, kv = in_blocks(leaf, self.num_heads * self.head_size, self.num_kv_heads * self.head_size)
-        offset = {"q_proj": 0, "k_proj": q, "v_proj": q + kv}[part]
-        n = q if part == "q_proj" else kv
-        number = self.tp_rank if part == "q_proj" else self.tp_rank // self.num_kv_head_replicas
+        q, k, v = in_blocks(
+            leaf,
+            self.num_heads * self.head_size,
+            self.num_kv_heads * self.head_size,
+            self.num_kv_heads * self.v_head_size,
+        )
+        offset, n = {"q_proj": (0, q), "k_proj": (q, k), "v_proj": (q + k, v)}[part]
+        number = self.tp[0] if part == "q_proj" else self.tp[0] // self.num_kv_head_replicas
         getattr(self, leaf).data.narrow(0, offset, n).copy_(cut(tensor, 0, n, number))
 
 
-class MergedColumnParallelLinear(nn.Module):
+class MergedColumnParallelLinear(Layer):
     def __init__(self, columns, output_sizes, tp, is_fp8):
-        super().__init__()
-        self.tp_rank, self.tp_size = tp
+        super().__init__(tp)
         self.output_sizes = output_sizes
         weights(self, (sum(output_sizes) // self.tp_size, columns), is_fp8)
 
@@ -103,12 +119,15 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class RoutedExperts(nn.Module):
-    """Of all ranks, each with some experts (ep) or with rows of all."""
+    """Of all ranks, each with some experts (ep) or with rows of all. has_config: it has its rank as vLLM's,
+    whose ranks of data parallelism share rows, too."""
 
-    def __init__(self, n_experts, columns, rows, tp, is_ep, is_fp8):
+    def __init__(self, n_experts, columns, rows, tp, is_ep, is_fp8, has_config=False):
         super().__init__()
         rank, size = tp
         self.tp_rank, self.tp_size = (0, 1) if is_ep else tp
+        if has_config:
+            self.moe_config = types.SimpleNamespace(tp_rank=self.tp_rank)
         self.n_local = n_experts // size if is_ep else n_experts
         self.begin = rank * self.n_local if is_ep else 0
         rows //= self.tp_size
@@ -132,7 +151,8 @@ class RoutedExperts(nn.Module):
 
 class Model(nn.Module):
     """Grouped heads, a dense layer and one of experts, over the ranks of tp = (rank, size). is_fp8: matrices
-    of layers are in fp8 with scales of blocks, as DeepSeek's."""
+    of layers are in fp8 with scales of blocks, as DeepSeek's. attention: (rank, size) of its layers, in
+    groups, and expert_tp: of the experts, where these are others."""
 
     packed_modules_mapping = {
         "qkv_proj": ["q_proj", "k_proj", "v_proj"],
@@ -140,19 +160,21 @@ class Model(nn.Module):
     }
     COLUMNS, ROWS, HEAD, HEADS, KV_HEADS, TOKENS, EXPERTS = 24, 32, 4, 8, 2, 46, 4
 
-    def __init__(self, tp=(0, 1), is_ep=True, is_fp8=False):
+    V_HEAD = HEAD
+
+    def __init__(self, tp=(0, 1), is_ep=True, is_fp8=False, attention=None, expert_tp=None):
         super().__init__()
+        in_group, of_attention = attention is not None, attention or tp
         self.model = nn.Module()
         self.model.embed_tokens = VocabParallelEmbedding(self.TOKENS, self.COLUMNS, tp)
         self.model.layers = nn.ModuleList()
         for number in range(2):
             layer = nn.Module()
             layer.self_attn, layer.mlp = nn.Module(), nn.Module()
-            heads = self.HEADS * self.HEAD
-            layer.self_attn.qkv_proj = QKVParallelLinear(
-                self.COLUMNS, self.HEAD, self.HEADS, self.KV_HEADS, tp, True, is_fp8
-            )
-            layer.self_attn.o_proj = Linear((self.COLUMNS, heads), 1, tp, True, is_fp8)
+            sizes = (self.COLUMNS, self.HEAD, self.V_HEAD, self.HEADS, self.KV_HEADS)
+            layer.self_attn.qkv_proj = QKVParallelLinear(*sizes, of_attention, True, is_fp8, in_group)
+            shape = (self.COLUMNS, self.HEADS * self.V_HEAD)
+            layer.self_attn.o_proj = Linear(shape, 1, of_attention, True, is_fp8, in_group)
             layer.input_layernorm = Linear((self.COLUMNS,), None, tp)
             if number == 0:
                 layer.mlp.gate_up_proj = MergedColumnParallelLinear(self.COLUMNS, [self.ROWS] * 2, tp, is_fp8)
@@ -161,7 +183,7 @@ class Model(nn.Module):
                 layer.mlp.gate = Linear((self.EXPERTS, self.COLUMNS), None, tp)
                 layer.mlp.experts = nn.Module()
                 layer.mlp.experts.routed_experts = RoutedExperts(
-                    self.EXPERTS, self.COLUMNS, self.ROWS, tp, is_ep, is_fp8
+                    self.EXPERTS, self.COLUMNS, self.ROWS, expert_tp or tp, is_ep, is_fp8, bool(expert_tp)
                 )
             self.model.layers.append(layer)
         self.lm_head = VocabParallelEmbedding(self.TOKENS, self.COLUMNS, tp)
@@ -183,17 +205,22 @@ class Model(nn.Module):
                 modules[stem].load(leaf, tensor, None)
 
 
-def checkpoint(seed=0):
+class WideValues(Model):
+    V_HEAD = 8
+
+
+def checkpoint(seed=0, m=Model):
     """Returns tensors as a checkpoint has them."""
-    m, generator = Model, torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     shapes = {"model.embed_tokens.weight": (m.TOKENS, m.COLUMNS), "lm_head.weight": (m.TOKENS, m.COLUMNS)}
     for number in range(2):
         layer = f"model.layers.{number}"
         shapes[f"{layer}.input_layernorm.weight"] = (m.COLUMNS,)
-        for which, heads in (("q", m.HEADS), ("k", m.KV_HEADS), ("v", m.KV_HEADS)):
-            shapes[f"{layer}.self_attn.{which}_proj.weight"] = (heads * m.HEAD, m.COLUMNS)
-            shapes[f"{layer}.self_attn.{which}_proj.bias"] = (heads * m.HEAD,)
-        shapes[f"{layer}.self_attn.o_proj.weight"] = (m.COLUMNS, m.HEADS * m.HEAD)
+        n_rows = {"q": m.HEADS * m.HEAD, "k": m.KV_HEADS * m.HEAD, "v": m.KV_HEADS * m.V_HEAD}
+        for which, n in n_rows.items():
+            shapes[f"{layer}.self_attn.{which}_proj.weight"] = (n, m.COLUMNS)
+            shapes[f"{layer}.self_attn.{which}_proj.bias"] = (n,)
+        shapes[f"{layer}.self_attn.o_proj.weight"] = (m.COLUMNS, m.HEADS * m.V_HEAD)
         shapes[f"{layer}.self_attn.o_proj.bias"] = (m.COLUMNS,)
     stems = ["model.layers.0.mlp", *(f"model.layers.1.mlp.experts.{e}" for e in range(m.EXPERTS))]
     shapes["model.layers.1.mlp.gate.weight"] = (m.EXPERTS, m.COLUMNS)

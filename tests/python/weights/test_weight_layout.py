@@ -41,6 +41,22 @@ def test_a_rank_gets_what_its_loaders_would_load(size, is_ep, tmp_path):
         sender.publish()
 
 
+@pytest.mark.parametrize("attention, expert_tp", [((0, 1), (3, 4)), ((1, 2), (1, 2)), ((3, 4), (0, 2))])
+def test_layers_have_ranks_of_their_own(attention, expert_tp, tmp_path):
+    """Attention is replicated or divided among fewer ranks, as SGLang's under data parallelism, rows of
+    experts among more, as vLLM's, and heads of values are wider."""
+    here, generator = fake_engine.checkpoint(m=fake_engine.WideValues), torch.Generator().manual_seed(3)
+    sender = Publisher(here, tmp_path)
+    options = {"is_ep": False, "attention": attention, "expert_tp": expert_tp}
+    model, oracle = (fake_engine.WideValues((1, 2), **options) for _ in range(2))
+    receiver = Follower(engine_layout(model, Rank(1, 2)), tmp_path)
+    for _ in range(2):
+        sender.publish(), receiver.update()
+        oracle.load_weights(here.items())
+        assert bits(model) == bits(oracle)
+        step(here, generator)
+
+
 def test_what_does_not_fit_is_named(tmp_path):
     here = fake_engine.checkpoint()
     Publisher(here, tmp_path / "a").publish()

@@ -136,6 +136,19 @@ def test_a_sender_that_starts_again_goes_on(tmp_path):
     refused(lambda: Publisher({"a": torch.ones(3)}, tmp_path), "mismatch", "the senders have a [300, 40]")
 
 
+def test_of_two_senders_to_an_object_store_one_is_refused(tmp_path):
+    """By a put that fails where there is such an object."""
+    pytest.importorskip("fsspec")
+    here, sender, there, receiver = pair(f"memory://{tmp_path}")
+    publish(here, sender)
+    again = Publisher(here.tensors, f"memory://{tmp_path}")
+    assert publish(here, again) == 2
+    here.set(99)
+    refused(sender.publish, "state", "another sender has published version 2 in this store")
+    refused(sender.publish, "state", "another sender has taken this store over")
+    assert receiver.update() == 2 and Weights.digest(there.tensors) == Weights.right(2)
+
+
 def test_changes_by_magnitude_are_for_those_who_hold_all(tmp_path):
     """As a step moves weights, by which small ones change most: who holds a part is right by place, and is
     told where that cannot be."""
@@ -569,7 +582,7 @@ def read_by_the_page(data):
     """Reads a frame with nothing of tagc.weights: its version, whole or not, and rows of tensors."""
     magic, form, flags, part, n_parts, zero, n_messages = struct.unpack_from("<4sBBHHHI", data)
     run, version, base, described, n_table, n_bytes, total = struct.unpack_from("<7Q", data, 16)
-    assert (magic, form, part, n_parts, zero, n_bytes) == (b"TAGW", 2, 0, 1, 0, len(data))
+    assert (magic, form, part, n_parts, zero, n_bytes) == (b"TAGW", 3, 0, 1, 0, len(data))
     assert total == hash_of(data[:64] + data[72 : 72 + n_table])
     at, message_at, rows = 72, 72 + n_table, []
     for _ in range(n_messages):

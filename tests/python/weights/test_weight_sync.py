@@ -380,7 +380,7 @@ def test_forged_tables_are_refused():
         (put(40, "<Q", 0), "lies in none of this model"),
         (put(40, "<Q", 6), "the message has 7 elements, expected 6"),
         (in_head(12, "<I", 2**32 - 1), "is cut off"),
-        (in_head(4, "<B", 1), "the buffer has format 1, this tagc reads 2"),
+        (in_head(4, "<B", 1), "the buffer has format 1, this tagc reads 2 and 3"),
         (in_head(5, "<B", 4), "contradicts itself"),
         (in_head(5, "<B", 1), "contradicts itself"),
         (in_head(6, "<H", 3), "contradicts itself"),
