@@ -139,7 +139,7 @@ def one_run(job, arm, setting, folder, tokens):
         objective = Preferences(_wrapped(copy.deepcopy(model), arm)[0])
     model, sites = _wrapped(_with_adapters(model) if arm.get("lora") else model, arm)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=rate)
+    optimizer = torch.optim.AdamW(trained, lr=rate, betas=arm.get("betas", (0.9, 0.999)))
     counts = _Counts(model, optimizer, arm, sites)
     row = {
         "n_params": sum(p.numel() for p in model.parameters()),

@@ -7,6 +7,7 @@ in turn, and preferences with a term of supervised tuning, full and LoRA. Small 
 A row that the JSON file has is not run again. Prints the table."""
 
 import argparse
+import functools
 import json
 import pathlib
 import statistics
@@ -23,30 +24,44 @@ import preference
 import reversible
 import runner
 
+import tagc.torch
+
 RECIPES = {
     "reversible blocks, FSDP2": (reversible, []),
     "reversible blocks, experts in turn, FSDP2": (reversible, ["--in-turn", "10"]),
     "preferences and supervised tuning, FSDP2": (preference, []),
     "preferences and supervised tuning, LoRA, DDP": (preference, ["--lora", "--ddp"]),
 }
-ARMS = ("dense", "compress(model, optimizer)")
+# what torch's AdamW gets, and whether compress() gets that optimizer; None: without tagc
+ARMS = {
+    "dense": ({}, None),
+    "dense, a beta1 of 0.5": ({"betas": (0.5, 0.999)}, None),  # to which the last arm lowers it
+    "compress(model)": ({}, False),
+    "compress(model, optimizer)": ({}, True),
+}
 LAST = 20  # steps over which the loss at the end is the mean
 
 
 def run(recipe, arm, steps):
     """Returns the row. Collective."""
     job, flags = RECIPES[recipe]
+    options, gets_optimizer = ARMS[arm]
+    whole, adamw = tagc.torch.compress, functools.partial(torch.optim.AdamW, **options)
     sent = {"bytes_sent": 0, "dense_bytes": 0}
 
     def count(stats):
         for name in sent:
             sent[name] += stats[name] - (stats["bytes_by_leg"]["gather"] if name == "bytes_sent" else 0)
 
+    def compress(model, optimizer, **options):
+        return whole(model, *[optimizer] * gets_optimizer, **options)
+
     words = [*flags, "--steps", str(steps)]
-    if arm == "dense":
-        losses = job.main([*words, "--torch"])
-    else:
-        losses = job.main(words, hosts=2, verbose=False, on_step=count)
+    with mock.patch.object(torch.optim, "AdamW", adamw), mock.patch.object(tagc.torch, "compress", compress):
+        if gets_optimizer is None:
+            losses = job.main([*words, "--torch"])
+        else:
+            losses = job.main(words, hosts=2, verbose=False, on_step=count)
     found = torch.tensor([statistics.mean(losses[:LAST]), statistics.mean(losses[-LAST:]), *sent.values()])
     dist.all_reduce(found)
     first, last, n_bytes, n_dense = found.tolist()
@@ -59,18 +74,25 @@ def run(recipe, arm, steps):
 
 def table(rows):
     lines = [
-        f"| recipe | dense: loss of the first and the last {LAST} steps | `compress(model, optimizer)` "
-        "| above dense | bytes of gradients that a host sends in a step, dense and compressed |",
-        "|---|---:|---:|---:|---:|",
+        f"| recipe | arm | loss of the first and the last {LAST} steps | above dense "
+        "| bytes of gradients that a host sends in a step | dense, of the same gradients | machine |",
+        "|---|---|---:|---:|---:|---:|---|",
     ]
     of = {(row["recipe"], row["arm"]): row for row in rows}
-    for recipe in RECIPES:
-        dense, own = (of.get((recipe, arm)) for arm in ARMS)
-        if dense and own:
-            losses = [f"{row['first']:.3f}, {row['last']:.4f}" for row in (dense, own)]
-            sizes = f"{own['dense_bytes_of_host']:,.0f}, {own['bytes_of_host']:,.0f}"
-            gap = f"{100 * (own['last'] / dense['last'] - 1):+.2f} %"
-            lines.append(f"| {recipe} | {' | '.join(losses)} | {gap} | {sizes} |")
+    for (recipe, arm), row in of.items():
+        dense = of.get((recipe, "dense"))
+        cells = [
+            recipe,
+            arm,
+            f"{row['first']:.3f}, {row['last']:.4f}",
+            f"{100 * (row['last'] / dense['last'] - 1):+.2f} %" if dense and row is not dense else "",
+            *(
+                f"{row[name]:,.0f}" if name in row else ""
+                for name in ("bytes_of_host", "dense_bytes_of_host")
+            ),
+            row["cpu"],
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -90,7 +90,7 @@ def test_other_optimizers_train(tmp_path):
 
 def fork_rows(*keys):
     """Rows with the losses of a dense rate of 3e-4, which is the better one."""
-    return [{"arm": arm, "rate": rate, "seed": seed, "loss": 2 - rate} for arm, rate, seed in keys]
+    return [{"arm": arm, "rate": rate, "seed": seed, "loss": 2 + rate} for arm, rate, seed in keys]
 
 
 def test_forks_run_dense_first_and_then_what_readme_has():
@@ -100,7 +100,7 @@ def test_forks_run_dense_first_and_then_what_readme_has():
     while job := fork.next_job(rows, fork.ARMS):
         rows += fork_rows(job.values())
         names.append(tuple(job.values()))
-    assert names[:2] == [("dense", 3e-4, 1), ("dense", 1e-4, 1)]
+    assert names[:2] == [("dense", 3e-4, 1), ("dense", 1e-3, 1)]
     assert fork.next_job([], ["one line"]) is None
     assert fork.next_job([], ["one line"], 3e-4) == {"arm": "one line", "rate": 3e-4, "seed": 1}
     n = 1 + len(fork.ARMS)
@@ -113,7 +113,7 @@ def test_forks_run_dense_first_and_then_what_readme_has():
 def test_forks_are_held_against_dense_of_their_seed():
     import fork
 
-    rows = fork_rows(("dense", 1e-4, 1), ("dense", 3e-4, 1), ("dense", 3e-4, 2), ("one line", 3e-4, 2))
+    rows = fork_rows(("dense", 1e-3, 1), ("dense", 3e-4, 1), ("dense", 3e-4, 2), ("one line", 3e-4, 2))
     rows[-1]["loss"] = 1.01 * rows[-2]["loss"]
     assert fork.above(rows, "one line") == {2: pytest.approx(0.01)}
     rows += fork_rows(("LoRA", 1e-3, 1), ("LoRA, with the optimizer", 1e-3, 1))
@@ -225,7 +225,7 @@ def test_ladder_is_run_from_the_small_sizes_on_at_the_better_rate_of_dense():
             "cpu": "?",
         }
         rows.append({"size": size, "arm": arm, "rate": rate, "seed": seed} | own)
-    assert len(rows) == 2 * (1 + 3 * 4) + 1 + 4
+    assert len(rows) == 2 * (1 + 3 * 5) + 1 + 5
     assert [row["size"] for row in rows] == sorted(row["size"] for row in rows)
     assert all(gap == pytest.approx(100 * 0.03 / (3 + 4e-3)) for _, gap in ladder.gaps(rows, "tagc")[:3])
     assert len(ladder.gaps(rows, "tagc-optimizer")) == 7
@@ -258,6 +258,10 @@ def test_ladder_stores_each_row_and_repeats_none(tmp_path, monkeypatch):
     assert all(4 < row["loss"] < 6 and row["bits"] > 0 for row in rows), rows
     ladder.run_missing(args)
     assert json.loads(path.read_text())["rows"] == rows
+    monkeypatch.setattr(corpus, "make", lambda cache, n: {"n_tokens": n + 1})
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rows": rows[:2]}))
+    with pytest.raises(SystemExit, match="rows of another text: give another --json"):
+        ladder.run_missing(args)
 
 
 def test_peers_are_reproduced_or_say_what_is_missing():
@@ -279,9 +283,11 @@ def test_recipes_train(tmp_path):
     program, rows = ROOT / "lab" / "studies" / "recipes.py", tmp_path / "rows.json"
     ranks.run(launch.as_main, 4, program, "--steps", 4, "--json", rows)
     found = json.loads(rows.read_text())
-    assert len(found) == 8 and all(row["last"] > 0 for row in found)
-    own = [row for row in found if row["arm"] != "dense"]
-    assert all(row["bytes_of_host"] < row["dense_bytes_of_host"] for row in own), own
+    assert len(found) == 4 * 4 and all(row["last"] > 0 for row in found)
+    losses = {row["last"] for row in found if "optimizer" not in row["arm"]}
+    assert len(losses) == 4 * 3, found  # each does something else; the last arm not yet, in so few steps
+    own = [row for row in found if "compress" in row["arm"]]
+    assert len(own) == 8 and all(row["bytes_of_host"] < row["dense_bytes_of_host"] for row in own), own
 
 
 def tokens_loss_has_the_bits_of_processes(rank, world_size):

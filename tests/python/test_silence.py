@@ -2,6 +2,7 @@
 and the rank itself does when it goes on."""
 
 import datetime
+import multiprocessing
 import os
 import signal
 import time
@@ -178,3 +179,51 @@ def patience_of_a_group(rank, world_size):
 @pytest.mark.parametrize("function", [timeouts_of_groups, patience_of_a_group])
 def test_timeouts_are_the_groups(function):
     ranks.run(function, 2)
+
+
+def connects(port, rank, numbers, took):
+    """Makes connections of three ranks until one fails, and says how long that one took."""
+    from tagc.torch.exchange.gloo import Gloo
+
+    second = datetime.timedelta(seconds=1)
+    store = dist.TCPStore("127.0.0.1", port, None, False, PATIENCE_S * second, wait_for_workers=False)
+    timeout_s, kept = TIMEOUT_S if rank < 2 else PATIENCE_S, []  # what is connected must not end
+    try:
+        for number in numbers:
+            begin = time.monotonic()
+            kept.append(Gloo(dist.PrefixStore(str(number), store), rank, (0, 1, 2), timeout_s))
+    except RuntimeError:
+        took.put(time.monotonic() - begin)
+    time.sleep(2 * PATIENCE_S)
+
+
+def test_while_it_connects(monkeypatch):
+    """Rank 2 has said in the store where it listens, and stops before the others come. Gloo itself waits for
+    it five times as long. By chance it is for rank 2 to call them, or they need nothing of it to connect; so
+    there are several connections."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    context = multiprocessing.get_context("fork")
+    store, took = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False), context.Queue()
+    processes = []
+
+    def start(rank, *numbers):
+        words = store.port, rank, numbers, took
+        processes.append(context.Process(target=connects, args=words))
+        processes[-1].start()
+
+    try:
+        for number in range(8):
+            for rank in range(2):
+                store.set(f"{number}/came {rank}", "")
+            start(2, number)
+        store.wait([f"{number}/came 2" for number in range(8)])
+        time.sleep(0.5)  # until they listen
+        for process in processes:
+            os.kill(process.pid, signal.SIGSTOP)
+        start(0, *range(8))
+        start(1, *range(8))
+        assert max(took.get(timeout=2 * PATIENCE_S) for _ in range(2)) < 4 * TIMEOUT_S
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()

@@ -1,6 +1,7 @@
 """Local steps under torchft: sites are killed, come and fail alone, and nothing of a survivor's
 pseudo-gradients is lost."""
 
+import concurrent.futures
 import copy
 import datetime
 import os
@@ -442,3 +443,49 @@ def test_one_site(tmp_path, program):
         replica.process.join(120)
         replica.process.kill()
     assert replica.process.exitcode == 0, replica.said()
+
+
+def quorum_of(join_timeout_ms):
+    """Who is in the quorum of three sites and one that has waited for them, when the third comes last."""
+    from torchft.coordination import LighthouseClient, LighthouseServer
+
+    second = datetime.timedelta(seconds=1)
+    server = LighthouseServer(
+        bind="[::]:0",
+        min_replicas=1,
+        join_timeout_ms=join_timeout_ms,
+        quorum_tick_ms=10,
+        heartbeat_timeout_ms=60000,
+    )
+    client, pool = LighthouseClient(server.address(), 5 * second), concurrent.futures.ThreadPoolExecutor(4)
+
+    def come(name):
+        quorum = client.quorum(name, 20 * second, address=name)
+        return sorted(member.replica_id for member in quorum.participants)
+
+    def all_heard(*names):
+        for name in names:
+            client.heartbeat(name)
+        return names
+
+    try:
+        while not all(one == ["a", "b", "c"] for one in pool.map(come, all_heard("a", "b", "c"))):
+            pass
+        all_heard("waits")
+        waits = pool.submit(come, "waits")
+        time.sleep(1)
+        early = pool.submit(come, "a"), pool.submit(come, "b")
+        time.sleep(1)
+        pool.submit(come, "c")
+        found = early[0].result()
+        assert waits.result() == found
+        return found
+    finally:
+        server.shutdown()
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def test_who_waits_cuts_others_off_unless_the_join_timeout_is_long():
+    """docs/guide/torchft.md, of torchft's lighthouse: it counts from the first one that came."""
+    assert quorum_of(500) == ["a", "b", "waits"]
+    assert quorum_of(20000) == ["a", "b", "c", "waits"]

@@ -59,13 +59,26 @@ class Gloo:
         self.rank, self.ranks, self.world_size = rank, ranks, len(ranks)
         self._timeout_s, self._timeout = timeout_s, datetime.timedelta(seconds=timeout_s)
         self._store = store
-        self._group: Any = dist.ProcessGroupGloo(store, rank, len(ranks), self._timeout)
+        self._group = self._connected(store)
         self._is_idle = threading.Event()  # whether libtagc's comm thread is in no call of torch
         self._is_idle.set()
         # They must live as long as the comm.
         self._ops = lib.CallbackOps(
             lib.TRANSPORT_ABI, lib.EXCHANGE_FN(self._on_exchange), lib.ABORT_FN(self._on_abort)
         )
+
+    def _connected(self, store: dist.Store) -> Any:
+        """Returns gloo's group. If a peer falls silent while it connects, gloo waits five times its
+        time-out. So ranks meet in the store first, up to the time-out, and for the rest gloo gets a fifth
+        of it."""
+        if not hasattr(dist.ProcessGroupGloo, "set_timeout"):  # an older torch
+            return dist.ProcessGroupGloo(store, self.rank, self.world_size, self._timeout)
+        store.set(f"came {self.rank}", "")
+        store.wait([f"came {rank}" for rank in range(self.world_size)], self._timeout)
+        fifth = max(self._timeout / 5, min(self._timeout, SOON))
+        group: Any = dist.ProcessGroupGloo(store, self.rank, self.world_size, fifth)
+        group.set_timeout(self._timeout)
+        return group
 
     def comm(self, options: lib.CommOptions) -> ctypes.c_void_p:
         """Returns a tagc_comm."""
