@@ -54,6 +54,8 @@ class Format:
     basis_bits: int = 16  # in which a basis travels: bf16, or a scale per BLOCK
     is_change: bool = False  # what travels is how a new basis is turned against the one before
     n_qr: int = 0  # a basis by that many steps of QR, from the one before; 0: eigenvectors
+    first: float = 1.0  # the share of the directions that are sent, the largest; the rest is any that fit
+    diagonal: int = 0  # columns of each block of a block-diagonal basis; 0: it is whole
 
 
 WHOLE, FOUR = Format(), Format(4)
@@ -131,6 +133,16 @@ ARMS = {
     "V's change in 4 bits by one QR, each 20, 4 bits": turned(
         every=20, kept="turned", basis_bits=4, n_qr=1, is_change=True
     ),
+    **{
+        f"{words}, each 20, 4 bits": turned(every=20, kept="turned", **options)
+        for words, options in (
+            ("V of the first half", {"first": 0.5}),
+            ("V of the first quarter", {"first": 0.25}),
+            ("V in blocks of 48", {"diagonal": 48}),
+            ("V in blocks of 24", {"diagonal": 24}),
+            ("Hadamard", {"basis": "hadamard"}),
+        )
+    },
     "V in 4 bits, four owners, each 20, 4 bits": turned(every=20, kept="turned", basis_bits=4, pieces=4),
     "V in 4 bits, each 20, blocks of 96, 4 bits": turned(every=20, kept="turned", basis_bits=4, block=96),
     "V in 4 bits, each 20, 5 bits": turned(5, every=20, kept="turned", basis_bits=4),
@@ -295,9 +307,14 @@ class Exchange:
             if kind != "sums":
                 of = sums if kind == "sum" else momentum
                 self.gram = of.mT @ of
+            if self.format.diagonal:
+                blocks = torch.ones(n // self.format.diagonal, self.format.diagonal, self.format.diagonal)
+                self.gram = self.gram * torch.block_diag(*blocks)
             has_last = self.basis is not None and self.format.n_qr
             new = by_qr(self.gram, last, self.format.n_qr) if has_last else eigenvectors(self.gram)
             self.gram = None
+        if self.format.first < 1:
+            new = torch.linalg.qr(new[..., : int(n * self.format.first)], mode="complete")[0]
         bits = self.format.basis_bits
         if self.format.is_change and self.basis is not None:
             one = torch.eye(n)
@@ -324,6 +341,7 @@ def bits_per_value(format, shape, steps):
     while at < steps:
         n_bases, at = n_bases + 1, at + ((min(format.every, at) if format.doubles else format.every) or steps)
     of_basis = format.basis_bits + (16 / BLOCK if format.basis_bits < 16 else 0)
+    of_basis *= format.first * (format.diagonal / columns if format.diagonal else 1)
     return format.bits + scales + of_basis * columns / rows * n_bases / steps
 
 
