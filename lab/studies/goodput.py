@@ -1,7 +1,7 @@
 """How many tokens do sites train in a second while some of them pause and die, beside the same without any
 fault? Local steps, local steps by torchft's own DiLoCo, and an exchange in every step, under torchft.
 
-    scripts/torchft.sh lab/studies/goodput.py --out runs/goodput.jsonl       # 8 sites, about 7 minutes
+    scripts/torchft.sh lab/studies/goodput.py --out runs/goodput.jsonl    # 8 sites, an hour of mostly sleep
 
 Each site is a process, all on one machine. A step of a small model takes a few milliseconds; then the site
 sleeps, so that a step takes --step-s and sites do not slow each other down. Every --every seconds a site is
@@ -42,20 +42,18 @@ def arguments():
     add = parser.add_argument
     add("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY", help=", ".join(WAYS))
     add("--sites", type=int, default=8, help="(8)")
-    add("--seconds", type=float, default=60.0, help="that are counted (60)")
-    add("--every", type=float, default=5.0, help="seconds between faults (5)")
-    add("--pause", type=float, nargs=2, default=[1.0, 5.0], help="a site is stopped for (1 5)")
-    add("--restart", type=float, default=5.0, help="seconds until a killed site begins again (5)")
+    add("--seconds", type=float, default=600.0, help="that are counted (600)")
+    add("--every", type=float, default=50.0, help="seconds between faults (50)")
+    add("--pause", type=float, nargs=2, default=[10.0, 50.0], help="a site is stopped for (10 50)")
+    add("--restart", type=float, default=15.0, help="seconds until a killed site begins again (15)")
     add("--steps-between", type=int, default=30, help="local steps between two exchanges (30)")
-    add("--step-s", type=float, default=0.1, help="(0.1)")
+    add("--step-s", type=float, default=1.0, help="(1)")
     add("--rows", type=int, default=4, help="sequences of a site and step (4)")
-    add(
-        "--heard",
-        type=float,
-        default=1.5,
-        help="seconds of silence after which torchft leaves a site out (1.5)",
-    )
-    add("--patience", type=float, default=4.0, help="seconds until an exchange with a silent site fails (4)")
+    add("--heard", type=float, default=4.0, help="seconds of silence until torchft leaves a site out (4)")
+    # torchft counts from the first site that asks: where this is shorter than the time between two exchanges,
+    # a quorum takes any half of the sites, and the others lose their steps
+    add("--join", type=float, default=60.0, help="seconds that a quorum waits for sites that are heard (60)")
+    add("--patience", type=float, default=8.0, help="seconds until an exchange with a silent site fails (8)")
     add("--seed", type=int, default=1, help="of the faults (1)")
     add("--out", type=pathlib.Path, help="rows, a line of JSON for each, added to")
     return parser.parse_args()
@@ -176,7 +174,7 @@ class Sites:
         self._context = multiprocessing.get_context("fork")
         port = 29000 + os.getpid() % 2000
         os.environ["TORCHFT_LIGHTHOUSE"] = f"http://127.0.0.1:{port}"
-        words = {"min_replicas": 1, "bind": f"[::]:{port}", "join_timeout_ms": int(1000 * args.heard)}
+        words = {"min_replicas": 1, "bind": f"[::]:{port}", "join_timeout_ms": int(1000 * args.join)}
         words |= {"heartbeat_timeout_ms": int(1000 * args.heard)}
         self._lighthouse = subprocess.Popen(
             [
@@ -202,6 +200,8 @@ class Sites:
 
     def begin(self, kind, i, lasts):
         process = self._process[i]
+        if i in self._due or not process.is_alive():  # it has failed by itself and is gone already
+            return
         if kind == "kill":
             process.kill()
             process.join()

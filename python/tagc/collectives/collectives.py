@@ -83,7 +83,7 @@ class Collectives:
         or if it may have a long first moment, all keys stay at 4 bits.
     parameters: of all_gather(). forward, backward: of all_to_all(), formats of what it sends, rounded to the
         nearest, and of gradients on their way back, rounded at random without bias: "int8", "int4" or
-        "whole". Without a residual rounding costs loss, 0.2 to 0.3 % by default in the lab's two runs. All
+        "whole". Without a residual rounding costs loss, 0.2 to 0.5 % by default in the lab's three runs. All
         other options are those of compress(). With sparsity 0, `mild` is `values` by default; `codec` is
         "host".
 

@@ -12,7 +12,12 @@ and the outer step.
 A fragment is exchanged as compress() exchanges a bucket. Values are selected within each compressed
 parameter. n is the number of elements that a rank exchanges of the fragment's parameters. Sums and products
 are separate calls of torch: a fused call rounds once on some processors and twice on others, and sites may
-differ in their processors."""
+differ in their processors.
+
+Where values are selected, a site keeps in its parameters what it has not sent: they become base - residual,
+the next delta contains that, and the residual is zero. The mean of all sites' parameters is what it would be
+had everything been sent, and no site takes back steps that it has made. Random shares of parameters that are
+averaged, the others kept, are known as SPARTA."""
 
 from __future__ import annotations
 
@@ -83,9 +88,12 @@ class Fragment:
             for i, place in enumerate(self.places)
         ]
         self.is_gated = settings.gate is not None
+        is_selected = settings.sparsity > 0 and not self.is_gated and settings.residual_decay == 1
+        self.keeps = is_selected and not site.is_managed
         self.anchor = zeros(self.n_elems)
         self.velocity = zeros(self.n_elems if settings.outer_momentum else 0)
         # has no model where there are no elements or sites
+        self.is_whole = False  # whether every value is sent, and nothing kept
         self.unit = Unit(f"fragment {index}", settings)
         self._gatherer: Gatherer | None = None
         self._gathered = zeros(0)  # (slices, n), if there are several
@@ -101,6 +109,15 @@ class Fragment:
         if self._n_slices > 1 and inner is not None:
             self._gathered = torch.zeros(self._n_slices, self.n_elems, dtype=torch.float32, device="cpu")
             self._gatherer = Gatherer(inner, self._gathered.numel(), "fp32", tag=self.index)
+
+    def send(self, is_whole: bool) -> None:
+        """Chooses whether the next exchange sends every value, in 8 bits at least, or as the options say.
+        Collective."""
+        if self.keeps and is_whole != self.is_whole and (model := self.unit.model) is not None:
+            self.is_whole = is_whole
+            self.unit.follower = self._settings.whole() if is_whole else self._settings
+            self.unit.close()
+            self.unit.model_of(model.sum)
 
     def tensors(self) -> list[torch.Tensor]:
         """Returns what it holds beside its unit."""
@@ -172,9 +189,11 @@ class Fragment:
 
     def apply(self, flight: Flight, is_now: bool) -> None:
         """Takes the outer step. is_now: the parameters have not changed since begin() and become the base,
-        the same bits everywhere. Otherwise they keep their changes since begin(), which the next delta
-        contains."""
+        the same bits everywhere, less what this site keeps. Otherwise they keep their changes since begin(),
+        too, which the next delta contains."""
         mean, momentum, lr = flight.mean, self._settings.outer_momentum, self._settings.outer_lr
+        kept = self.residuals_on_the_wire() if self.keeps and not self.is_whole else {}
+        lost: dict[str, torch.Tensor] = {}  # of it, where parameters are rounded
         old = [] if is_now else [place.rounded(self.anchor).clone() for place in self.places]
         if momentum:
             self.velocity.mul_(momentum).add_(mean)
@@ -183,7 +202,11 @@ class Fragment:
         news = mean  # from here on: the value that the parameters get, or that is added to them
         for i, place in enumerate(self.places):
             base = place.rounded(self.anchor)
-            news[place.at].copy_(base if is_now else base.sub(old[i]).add_(flight.delta[place.at]))
+            new = news[place.at].copy_(base if is_now else base.sub(old[i]).add_(flight.delta[place.at]))
+            if (unsent := kept.get(place.trained.name)) is not None:
+                new.sub_(unsent)
+                if is_now and (dtype := place.trained.parameter.dtype) != torch.float32:
+                    lost[place.trained.name] = new.to(dtype).float().sub_(new)
         rows = news.view(1, -1)
         if self._gatherer is not None:
             self._gatherer.run(news, self._gathered.view(-1))
@@ -193,6 +216,8 @@ class Fragment:
             values = rows[:, place.start : place.start + place.room].reshape(-1)[: local.numel()]
             values = values.view(local.shape).to(local.device)
             local.copy_(values if is_now else local.float().add_(values))
+        if kept:
+            self.set_residuals_on_the_wire(lost)
 
     # ---- residuals, as quorums ask for them ----
 

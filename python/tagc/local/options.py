@@ -56,6 +56,11 @@ class Settings:
         number("threads", self.threads, 1, 256, int)
         number("timeout_s", self.timeout_s, 0.001, 1e6)
 
+    def whole(self) -> Settings:
+        """Returns those that send every value, in 8 bits at least."""
+        values = "int8" if self.values in ("int2", "int4") else self.values
+        return dataclasses.replace(self, sparsity=0.0, values=values)
+
     def model_options(
         self, parameters: Sequence[layouts.Parameter], dtype: torch.dtype
     ) -> tuple[lib.ModelOptions, dict[str, str], object]:

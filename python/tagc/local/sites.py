@@ -71,6 +71,7 @@ class Site:
 
     n_sites, site = 1, 0
     n_slices, slice = 1, 0
+    is_managed = False
     between: dist.ProcessGroup
 
     def __init__(
@@ -80,7 +81,7 @@ class Site:
         between: dist.ProcessGroup | None,
         is_managed: bool = False,
     ) -> None:
-        self.model, self.optimizers = model, list(optimizers)
+        self.model, self.optimizers, self.is_managed = model, list(optimizers), is_managed
         self.kind = _kind(model, between)
         # over each of which the ranks of this site agree, one after the other
         self.inner = self._inner_groups()

@@ -111,7 +111,9 @@ class LocalSteps:
     residual_decay: what residuals are multiplied with after each exchange, [0, 1]; SparseLoCo has 0.95.
     sparsity, values, layers, rules: what is sent, as of compress(); by default every value in 4 bits.
         Attention and positions ("mild") travel as all that is compressed does. sparsity=0, values="fp32"
-        sends everything and leaves no residual.
+        sends everything and leaves no residual. With a sparsity above 0 a site keeps in its parameters what
+        it does not send, so sites differ between exchanges, until synchronize() sends every value. With a
+        residual_decay below 1, a gate or a manager that waits in the residual, and sites are alike.
     gate: "bf16" holds back, in the residual, what is below half a unit in the last place of its weight in
         bf16, because alone it would change no weight. The rest is sent, with a sparsity its largest values.
         PULSELoCo's rule, for small learning rates: the fewer weights change, the fewer bytes travel.
@@ -372,21 +374,22 @@ class LocalSteps:
         return calls
 
     @torch.no_grad()
-    def _begin(self, fragment: Fragment) -> None:
+    def _begin(self, fragment: Fragment, is_whole: bool = False) -> None:
         """Begins an exchange, for which sites have met."""
         flight = self.free_flights.pop()
         flight.begin(fragment, self.n_steps)
         self.flying.append(flight)
         self.n_exchanges += 1
-        self._launch(flight, self.n_exchanges)
+        self._launch(flight, self.n_exchanges, is_whole)
 
-    def _launch(self, flight: Flight, number: int) -> None:
+    def _launch(self, flight: Flight, number: int, is_whole: bool = False) -> None:
         """Launches a flight. The other sites hear of a failure when it is applied."""
         try:
             self.site.check_trained()
         except Error as problem:
             flight.failure = problem
         try:
+            flight.fragment.send(is_whole)
             flight.launch(number)
         except Error as problem:
             self._comms[0].abort(str(problem))
@@ -505,9 +508,10 @@ class LocalSteps:
     # ---- what users use ----
 
     def synchronize(self) -> None:
-        """Exchanges everything now: waits for what is under way, then exchanges all fragments. Parameters
-        have the same bits on all sites afterwards. Collective; at the end of training, or before an
-        evaluation of the common model. Until the last site has called it, this one takes part in the
+        """Exchanges everything now: waits for what is under way, then exchanges all fragments; where sites
+        keep what they do not send, every value, in 8 bits at least. Parameters have the same bits on all
+        sites afterwards. Collective; at the end of training, or before an evaluation or checkpoint of the
+        common model. Until the last site has called it, this one takes part in the
         exchanges that are due there, and awaits each for timeout_s. n_steps becomes that of the site with the
         most steps."""
         self._before_step()
@@ -520,7 +524,7 @@ class LocalSteps:
             while self.flying:
                 self._finish()
             for fragment in self.fragments:
-                self._begin(fragment)
+                self._begin(fragment, is_whole=True)
                 self._finish()
             self.n_steps = steps
 

@@ -43,6 +43,9 @@ def train(model, optimizer, steps, batch_rank, first=0):
 class Mean:
     """Every value of every site arrives."""
 
+    def kept(self, name, site, like):
+        return torch.zeros_like(like)
+
     def __call__(self, name, deltas):
         return torch.stack(deltas).double().mean(0).float()
 
@@ -50,7 +53,7 @@ class Mean:
 class TopK:
     """Of each tensor, padded and cut into a row for each site, the largest of each row go to the site that
     owns it. That adds them to its own row, and sends back the largest 2.4 times as many sums. What stays
-    behind comes with the next."""
+    behind stays in the site's parameters, or, with a decay, comes with the next."""
 
     def __init__(self, sparsity, decay=1.0):
         self.sparsity, self.decay, self.residuals = sparsity, decay, {}
@@ -60,7 +63,9 @@ class TopK:
         row = -(-n // (16 * n_sites)) * 16
         totals = torch.zeros(n_sites, n_sites, row)  # by site and row
         for site, delta in enumerate(deltas):
-            totals[site].view(-1)[:n] = delta.flatten() + self.residuals.get((name, site), 0)
+            totals[site].view(-1)[:n] = delta.flatten()
+            if self.decay != 1:
+                totals[site].view(-1)[:n] += self.residuals.get((name, site), 0)
         arrived = torch.zeros(n_sites, row)
         for owner in range(n_sites):
             for site in range(n_sites):
@@ -73,6 +78,10 @@ class TopK:
         for site in range(n_sites):
             self.residuals[name, site] = totals[site].view(-1)[:n] * self.decay
         return (arrived.view(-1) / n_sites)[:n].view(deltas[0].shape)
+
+    def kept(self, name, site, like):
+        """Returns what the site's parameter has of what it did not send."""
+        return self.residuals[name, site].view_as(like) * (self.decay == 1)
 
 
 def largest(values, k):
@@ -128,9 +137,10 @@ def simulate(
             for name in names:
                 anchor[name].grad = exchange(name, [anchor[name].detach() - one[name] for one in then])
                 outer[name].step()
-                for own, one in zip(parameters, then):
+                for site, (own, one) in enumerate(zip(parameters, then)):
+                    kept = exchange.kept(name, site, one[name])
                     with torch.no_grad():
-                        own[name].copy_(anchor[name] + (own[name] - one[name]))
+                        own[name].copy_(anchor[name] + (own[name] - one[name]) - kept)
     return models
 
 
@@ -207,9 +217,8 @@ def check_top_k(rank, world_size):
             )
             residuals = handle.state_dict()[f"rank{rank}"]["residual"]
             for name, values in residuals.items():
-                torch.testing.assert_close(
-                    values, exchange.residuals[name, rank].flatten(), rtol=1e-4, atol=3e-6
-                )
+                waits = exchange.residuals[name, rank].flatten() * (decay != 1)
+                torch.testing.assert_close(values, waits, rtol=1e-4, atol=3e-6)
             # half of the rows are a site's own, of which 2.4 times as many sums travel
             assert 0.54 < handle.stats()["sparsity"] < 0.61, handle.stats()["sparsity"]
 
@@ -269,38 +278,52 @@ def check_fragments_and_delay(rank, world_size):
 
 def check_conservation(rank, world_size):
     """What arrived, times the sites, and what all of them kept are what all of them did, to the rounding of
-    fp32. With 2-bit values and fragments in the air, too."""
+    fp32. With 2-bit values and fragments in the air, too, and where parameters cannot hold all they keep."""
 
-    model = seeded(lambda: Even(64))
-    optimizer = adamw(model.parameters())
-    start = {name: p.detach().clone() for name, p in model.named_parameters()}
-    # by this site's own optimizer
-    moved = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for dtype, delay in (torch.float32, 1), (torch.bfloat16, 0):
+        model = seeded(lambda: Even(64)).to(dtype)
+        optimizer = adamw(model.parameters())
+        start = {name: p.detach().float().clone() for name, p in model.named_parameters()}
+        # by this site's own optimizer
+        moved = {name: torch.zeros_like(p) for name, p in start.items()}
+        before = {}
 
-    def note(*_):
-        for name, p in model.named_parameters():
-            moved[name] += p.detach() - before[name]
+        def note(*_):
+            for name, p in model.named_parameters():
+                moved[name] += p.detach().float() - before[name]
 
-    before = {}
-    optimizer.register_step_pre_hook(
-        lambda *_: before.update({name: p.detach().clone() for name, p in model.named_parameters()})
-    )
-    optimizer.register_step_post_hook(note)  # before LocalSteps has its own
-    with LocalSteps(
-        model, optimizer, every=4, fragments=2, delay=1, sparsity=0.95, values="int2", verbose=False
-    ) as handle:
-        train(model, optimizer, 21, rank)
-        handle.synchronize()
-        residuals = handle.state_dict()[f"rank{rank}"]["residual"]
-        assert {"layers.0.mlp.weight", "layers.1.out.weight"} <= set(residuals)
-        assert 0.9 < handle.stats()["sparsity"] < 0.93, handle.stats()["sparsity"]
-    for name, p in model.named_parameters():
-        kept = residuals.get(name, torch.zeros(p.numel())).view(p.shape)
-        mine = torch.stack([-moved[name] - kept, start[name] - p.detach()]).double()
-        dist.all_reduce(mine)
-        torch.testing.assert_close(
-            mine[0], mine[1], rtol=0, atol=2e-5 * world_size, msg=lambda text: f"{name}: {text}"
+        optimizer.register_step_pre_hook(
+            lambda *_: before.update(
+                {name: p.detach().float().clone() for name, p in model.named_parameters()}
+            )
         )
+        optimizer.register_step_post_hook(note)  # before LocalSteps has its own
+        with LocalSteps(
+            model, optimizer, every=4, fragments=2, delay=delay, sparsity=0.95, values="int2", verbose=False
+        ) as handle:
+            for step in range(21):
+                optimizer.zero_grad()
+                loss_of(model, [tensor.to(dtype) for tensor in batch_of(rank, step)]).backward()
+                optimizer.step()
+            assert 0.9 < handle.stats()["sparsity"] < 0.93, handle.stats()["sparsity"]
+            others = [torch.zeros_like(flat(model)) for _ in range(world_size)]
+            dist.all_gather(others, flat(model))
+            assert world_size == 1 or not torch.equal(*others[:2]), "sites kept nothing of their own"
+            handle.synchronize()
+            check_alike(flat(model), "after every value was sent")
+            assert handle.stats()["sparsity"] < 0.5, handle.stats()["sparsity"]
+            own = handle.state_dict()[f"rank{rank}"]
+            residuals = own["residual"]
+            assert {"layers.0.mlp.weight", "layers.1.out.weight"} <= set(residuals)
+            assert sum(map(torch.count_nonzero, residuals.values())) > 0  # what 8 bits round off
+        for name, p in start.items():
+            kept = residuals.get(name, torch.zeros(p.numel())).view(p.shape)
+            came = p - own["anchor"][name].view(p.shape)
+            mine = torch.stack([-moved[name] - kept, came]).double()
+            dist.all_reduce(mine)
+            torch.testing.assert_close(
+                mine[0], mine[1], rtol=0, atol=2e-5 * world_size, msg=lambda text: f"{dtype} {name}: {text}"
+            )
 
 
 def check_bf16(rank, world_size):
@@ -363,7 +386,7 @@ def check_odd_parameters(rank, world_size):
         )
 
 
-def check_resume(rank, world_size):
+def check_resume(rank, world_size, decay=0.95):
     """Bit for bit, with fragments under way, and in either order of loading."""
 
     options = {
@@ -372,7 +395,7 @@ def check_resume(rank, world_size):
         "delay": 3,
         "outer_momentum": 0.5,
         "outer_lr": 0.8,
-        "residual_decay": 0.95,
+        "residual_decay": decay,
         "sparsity": 0.9,
         "layers": "all",
         "verbose": False,
@@ -675,6 +698,10 @@ def test_whose_state_and_which_steps():
     ranks.run_each((steps_that_are_none, residuals_are_the_ranks_own), 2)
 
 
+def check_resume_of_kept(rank, world_size):
+    check_resume(rank, world_size, decay=1.0)
+
+
 TWO = [
     check_mean_and_nesterov,
     check_top_k,
@@ -684,6 +711,7 @@ TWO = [
     check_bf16,
     check_odd_parameters,
     check_resume,
+    check_resume_of_kept,
     check_bad_states,
     check_not_finite,
     check_options,
@@ -730,10 +758,11 @@ def check_three_of_four(rank, world_size):
             verbose=False,
         ) as handle:
             train(model, optimizer, 6, rank)
-            check_alike(flat(model), "three sites", group=three)
             check_close(
                 model, simulate(Odd, 3, 6, {"every": 2, 0: 0}, names_of(handle), exchange=TopK(0.75))[rank]
             )
+            handle.synchronize()
+            check_alike(flat(model), "three sites", group=three)
     dist.barrier()
 
 
