@@ -42,17 +42,22 @@ class Mean:
         self.tensor /= dist.get_world_size()
 
 
-def muon(own, gradient, state, lr, beta=0.95):
-    """Momentum, made orthogonal by steps of Newton and Schulz. own: (matrices, rows, columns)."""
-    momentum = state.setdefault("momentum", torch.zeros_like(own)).lerp_(gradient, 1 - beta)
-    x = gradient.lerp(momentum, beta)
+def orthogonal(x):
+    """x (..., rows, columns), made orthogonal by steps of Newton and Schulz."""
     is_tall = x.shape[-2] > x.shape[-1]
     x = x.mT if is_tall else x
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(5):
         square = x @ x.mT
         x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
-    own -= 8 * lr * max(1.0, own.shape[-2] / own.shape[-1]) ** 0.5 * (x.mT if is_tall else x)
+    return x.mT if is_tall else x
+
+
+def muon(own, gradient, state, lr, beta=0.95):
+    """own: (matrices, rows, columns)."""
+    momentum = state.setdefault("momentum", torch.zeros_like(own)).lerp_(gradient, 1 - beta)
+    step = orthogonal(gradient.lerp(momentum, beta))
+    own -= 8 * lr * max(1.0, own.shape[-2] / own.shape[-1]) ** 0.5 * step
 
 
 def adamw(own, gradient, state, lr, betas=(0.9, 0.95)):

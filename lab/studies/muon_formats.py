@@ -50,6 +50,12 @@ class Format:
     n_eight: int = 0  # those that are sent in 8 bits
     reach: float = 3.0  # the largest integer of "lines", in units of the scales
     pieces: int = 1  # owners of a matrix, each with some rows, scales and a basis of its own
+    block: int = BLOCK  # values of one scale
+    basis_bits: int = 16  # in which a basis travels: bf16, or a scale per BLOCK
+    is_change: bool = False  # what travels is how a new basis is turned against the one before
+    n_qr: int = 0  # a basis by that many steps of QR, from the one before; 0: eigenvectors
+    first: float = 1.0  # the share of the directions that are sent, the largest; the rest is any that fit
+    diagonal: int = 0  # columns of each block of a block-diagonal basis; 0: it is whole
 
 
 WHOLE, FOUR = Format(), Format(4)
@@ -113,6 +119,38 @@ ARMS = {
     ),
     "turned, residual kept, 4 bits": turned(kept="turned"),
     "turned, each 20, 4 bits": turned(every=20),
+    # a better basis sooner
+    "turned, each 20, residual kept, 4 bits": turned(every=20, kept="turned"),
+    "turned, each 50, residual kept, 4 bits": turned(every=50, kept="turned"),
+    "turned, doubling, residual kept, 4 bits": turned(doubles=True, kept="turned"),
+    **{
+        f"V in {bits} bits, each {every}, 4 bits": turned(every=every, kept="turned", basis_bits=bits)
+        for bits, every in ((8, 20), (8, 50), (4, 20), (4, 10), (4, 50), (3, 20))
+    },
+    "V by one QR, each 20, 4 bits": turned(every=20, kept="turned", n_qr=1),
+    "V by two QR, each 20, 4 bits": turned(every=20, kept="turned", n_qr=2),
+    "V in 4 bits by one QR, each 20, 4 bits": turned(every=20, kept="turned", basis_bits=4, n_qr=1),
+    "V's change in 4 bits by one QR, each 20, 4 bits": turned(
+        every=20, kept="turned", basis_bits=4, n_qr=1, is_change=True
+    ),
+    **{
+        f"{words}, each 20, 4 bits": turned(every=20, kept="turned", **options)
+        for words, options in (
+            ("V of the first half", {"first": 0.5}),
+            ("V of the first quarter", {"first": 0.25}),
+            ("V in blocks of 48", {"diagonal": 48}),
+            ("V in blocks of 24", {"diagonal": 24}),
+            ("Hadamard", {"basis": "hadamard"}),
+        )
+    },
+    "V in 4 bits, four owners, each 20, 4 bits": turned(every=20, kept="turned", basis_bits=4, pieces=4),
+    "V in 4 bits, each 20, blocks of 96, 4 bits": turned(every=20, kept="turned", basis_bits=4, block=96),
+    "V in 4 bits, each 20, 5 bits": turned(5, every=20, kept="turned", basis_bits=4),
+    "V in 4 bits, each 20, 3 bits": turned(3, every=20, kept="turned", basis_bits=4),
+    "turned, residual kept, 5 bits": turned(5, kept="turned"),
+    "V in 4 bits, each 20, residual int8, 4 bits": turned(
+        every=20, kept="turned", basis_bits=4, residual="int8"
+    ),
     "turned, once, 4 bits": turned(every=0),
     "turned, four owners, 4 bits": turned(pieces=4),
     "turned, 3 bits": turned(bits=3),
@@ -141,8 +179,8 @@ def integers(x, bits, rounding, generator):
 
 
 def in_blocks(x, format, generator):
-    """A scale of BLOCK neighbours, from the largest of them."""
-    parts = x.reshape(-1, BLOCK)
+    """A scale of neighbours, from the largest of them."""
+    parts = x.reshape(-1, format.block)
     scales = (parts.abs().amax(1, keepdim=True) / (2 ** (format.bits - 1) - 1)).bfloat16().float() + 1e-30
     return integers(parts / scales, format.bits, format.rounding, generator).mul_(scales).view_as(x)
 
@@ -176,15 +214,28 @@ def stored(x, generator):
 
 def eigenvectors(gram):
     """Of symmetric matrices (..., n, n), the largest first."""
-    return as_sent(torch.linalg.eigh(gram.double())[1].flip(-1))
+    return torch.linalg.eigh(gram.double())[1].flip(-1).float()
 
 
-def as_sent(basis):
-    """In bf16, and made orthogonal again."""
-    basis = basis.bfloat16().float()
-    for _ in range(2):
+def by_qr(gram, basis, n_steps):
+    """Eigenvectors of symmetric matrices, nearly, by steps from a basis. Signs stay as they were."""
+    first = basis
+    for _ in range(n_steps):
+        basis = torch.linalg.qr(gram @ basis)[0]
+    signs = (first * basis).sum(-2, keepdim=True).sign()
+    return basis * (signs + (signs == 0))
+
+
+def orthogonal_again(basis):
+    for _ in range(5):
         basis = 1.5 * basis - 0.5 * basis @ (basis.mT @ basis)
     return basis
+
+
+def as_sent(basis, bits=16):
+    """As it came, and made orthogonal again."""
+    sent = basis.bfloat16().float() if bits == 16 else in_blocks(basis, Format(bits), None)
+    return orthogonal_again(sent)
 
 
 def hadamard(n, generator):
@@ -242,21 +293,35 @@ class Exchange:
         n = sums.shape[-1]
         is_kept = self.residual is not None and self.format.kept == "turned"
         residual = self.turned_back(self.residual) if is_kept else None
+        last = torch.eye(n).expand(*sums.shape[:2], n, n) if self.basis is None else self.basis
         if kind in ("random", "hadamard"):
             whole = torch.randn(n, n, generator=self.generator)
             one = torch.linalg.qr(whole)[0] if kind == "random" else hadamard(n, self.generator)
-            self.basis = one.expand(*sums.shape[:2], n, n)
+            new = one.expand(*sums.shape[:2], n, n)
         elif kind == "qr":
-            last = torch.eye(n) if self.basis is None else self.basis
-            self.basis = as_sent(torch.linalg.qr(momentum.mT @ (momentum @ last))[0])
+            new = by_qr(momentum.mT @ momentum, last, 1)
         elif kind == "weights":
             change = weights - self.weights if self.weights is not None else momentum
-            self.basis, self.weights = eigenvectors(change.mT @ change), weights.clone()
-        elif kind == "sums":
-            self.basis, self.gram = eigenvectors(self.gram), None
+            new, self.weights = eigenvectors(change.mT @ change), weights.clone()
         else:
-            of = sums if kind == "sum" else momentum
-            self.basis = eigenvectors(of.mT @ of)
+            if kind != "sums":
+                of = sums if kind == "sum" else momentum
+                self.gram = of.mT @ of
+            if self.format.diagonal:
+                blocks = torch.ones(n // self.format.diagonal, self.format.diagonal, self.format.diagonal)
+                self.gram = self.gram * torch.block_diag(*blocks)
+            has_last = self.basis is not None and self.format.n_qr
+            new = by_qr(self.gram, last, self.format.n_qr) if has_last else eigenvectors(self.gram)
+            self.gram = None
+        if self.format.first < 1:
+            new = torch.linalg.qr(new[..., : int(n * self.format.first)], mode="complete")[0]
+        bits = self.format.basis_bits
+        if self.format.is_change and self.basis is not None:
+            one = torch.eye(n)
+            change = in_blocks(last.mT @ new - one, Format(bits), None)
+            self.basis = last @ orthogonal_again(one + change)
+        else:  # the first one is exact enough for changes to it
+            self.basis = as_sent(new, 16 if self.format.is_change else bits)
         self.residual = None if residual is None else self.turned(residual)
 
 
@@ -267,7 +332,7 @@ def bits_per_value(format, shape, steps):
     rows, columns = shape[0] // format.pieces, shape[1]
     if format.side == "short":
         rows, columns = max(rows, columns), min(rows, columns)
-    scales = 16 / BLOCK if format.scales != "lines" else 0
+    scales = 16 / format.block if format.scales != "lines" else 0
     scales += 16 * (rows + columns) / (rows * columns) if format.scales in ("lines", "both") else 0
     is_sent = format.basis in ("momentum", "sums", "sum", "qr")
     if not is_sent:
@@ -275,7 +340,9 @@ def bits_per_value(format, shape, steps):
     n_bases, at = 0, WINDOW
     while at < steps:
         n_bases, at = n_bases + 1, at + ((min(format.every, at) if format.doubles else format.every) or steps)
-    return format.bits + scales + 16 * columns / rows * n_bases / steps
+    of_basis = format.basis_bits + (16 / BLOCK if format.basis_bits < 16 else 0)
+    of_basis *= format.first * (format.diagonal / columns if format.diagonal else 1)
+    return format.bits + scales + of_basis * columns / rows * n_bases / steps
 
 
 # ---- training ----

@@ -1,6 +1,7 @@
 """What Collectives cost in loss where a loop communicates by itself, on the model, text and rate of
-torch_first_try.py. Two loops: Muon and AdamW of examples/pytorch/own_collectives.py, which reduce-scatter
-gradients and gather parameters; and AdamW behind an all-reduce of each gradient.
+torch_first_try.py. Three loops: Muon and AdamW of examples/pytorch/own_collectives.py, which reduce-scatter
+gradients and gather parameters; AdamW behind an all-reduce of each gradient; and torch.optim.Muon and AdamW
+behind one.
 
     torchrun --standalone --nproc-per-node 2 lab/studies/torch_collectives.py --seeds 1 2
 
@@ -18,10 +19,12 @@ import torch.distributed as dist
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import torch_first_try as first_try  # puts the examples on the path, too
+import torch_optimizers
 
 import gpt  # isort: skip
 import own_collectives  # isort: skip
 
+MUONS = ("muon", "torch-muon")
 # What Collectives gets; None: torch's calls. "nudge": as in torch_first_try.py. "key": False: calls have
 # none. "first": that many steps are in 8 bits. "muon": whether only Muon's matrices go through Collectives,
 # or all but these. "turned": Muon's matrices go through Turned, with new bases each so many steps. "loops":
@@ -30,10 +33,10 @@ ARMS = {
     "torch's": {"options": None},
     "torch's, nudged": {"options": None, "nudge": 1e-6},
     "every value in 4 bits": {"options": {}},
-    "Muon's matrices in 4 bits": {"options": {}, "muon": True, "loops": ["muon"]},
-    "all but Muon's matrices in 4 bits": {"options": {}, "muon": False, "loops": ["muon"]},
-    "every value in 4 bits, matrices turned": {"options": {}, "turned": 100, "loops": ["muon"]},
-    "Muon's matrices in 4 bits, turned": {"options": {}, "muon": True, "turned": 100, "loops": ["muon"]},
+    "Muon's matrices in 4 bits": {"options": {}, "muon": True, "loops": MUONS},
+    "all but Muon's matrices in 4 bits": {"options": {}, "muon": False, "loops": MUONS},
+    "every value in 4 bits, matrices turned": {"options": {}, "turned": 20, "loops": MUONS},
+    "Muon's matrices in 4 bits, turned": {"options": {}, "muon": True, "turned": 20, "loops": MUONS},
     "the same, parameters as 4-bit changes": {"options": {"parameters": "delta4"}, "loops": ["muon"]},
     "a tenth of the values in 4 bits": {"options": {"sparsity": 0.9}},
     "by the schedule": {"options": {"gentle": True}, "loops": ["adamw"]},
@@ -42,7 +45,7 @@ ARMS = {
     "every value in 4 bits, without keys": {"options": {}, "key": False},
     "every value in 8 bits, without keys": {"options": {"values": "int8"}, "key": False},
 }
-LOOPS = ("muon", "adamw")
+LOOPS = (*MUONS, "adamw")
 SETUP = first_try.COMMON | {"lr": 3e-3, "accumulate": 1}
 
 
@@ -62,6 +65,11 @@ class Keyless:
         return self.comm.all_reduce(tensor, op=op, async_op=async_op)
 
 
+def is_muons(key):
+    """Whether that is the key of Muon's matrices: of a stack in one loop, a parameter's in the other."""
+    return key.startswith("stack") or ".h." in key and key.endswith("weight") and ".ln_" not in key
+
+
 class Torch(own_collectives.TorchCollectives):
     def all_reduce(self, tensor, key, op, async_op):
         return own_collectives.Mean(tensor, dist.all_reduce(tensor, async_op=async_op))
@@ -74,13 +82,16 @@ class Parted:
         self.comm, self.is_muon, self.torch = comm, is_muon, Torch()
 
     def calls(self, key):
-        return self.comm if key.startswith("stack") == self.is_muon else self.torch
+        return self.comm if is_muons(key) == self.is_muon else self.torch
 
     def reduce_scatter(self, output, input, key, op, async_op):
         return self.calls(key).reduce_scatter(output, input, key=key, op=op, async_op=async_op)
 
     def all_gather(self, output, input, key, async_op):
         return self.calls(key).all_gather(output, input, key=key, async_op=async_op)
+
+    def all_reduce(self, tensor, key, op, async_op):
+        return self.calls(key).all_reduce(tensor, key=key, op=op, async_op=async_op)
 
 
 class Matrices:
@@ -92,25 +103,32 @@ class Matrices:
         self.turned, self.calls, self.all_gather = Turned(comm, every), calls, calls.all_gather
 
     def reduce_scatter(self, output, input, key, op, async_op):
-        calls = self.turned if key.startswith("stack") else self.calls
+        calls = self.turned if is_muons(key) else self.calls
         return calls.reduce_scatter(output, input, key=key, op=op, async_op=async_op)
+
+    def all_reduce(self, tensor, key, op, async_op):
+        calls = self.turned if is_muons(key) else self.calls
+        return calls.all_reduce(tensor, key=key, op=op, async_op=async_op)
 
 
 class Averaged:
-    """An optimizer of torch behind an all-reduce of each gradient."""
+    """Optimizers of torch behind an all-reduce of each gradient."""
 
-    def __init__(self, model, comm, optimizer):
-        self.parameters, self.comm, self.optimizer = list(model.parameters()), comm, optimizer
+    def __init__(self, model, comm, optimizers):
+        self.parameters, self.comm, self.optimizers = dict(model.named_parameters()), comm, optimizers
+        self.rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
 
     def step(self, lr):
         works = [
-            self.comm.all_reduce(p.grad, key=p, op=dist.ReduceOp.AVG, async_op=True) for p in self.parameters
+            self.comm.all_reduce(p.grad, key=name, op=dist.ReduceOp.AVG, async_op=True)
+            for name, p in self.parameters.items()
         ]
         for work in works:
             work.wait()
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
+        for optimizer, rates in zip(self.optimizers, self.rates):
+            for group, rate in zip(optimizer.param_groups, rates):
+                group["lr"] = rate * lr / SETUP["lr"]
+            optimizer.step()
 
 
 def made(loop, arm, model):
@@ -119,18 +137,20 @@ def made(loop, arm, model):
 
     options, comm, optimizer = arm["options"], None, None
     if loop == "adamw":
-        optimizer = torch.optim.AdamW(model.parameters(), SETUP["lr"], betas=SETUP["betas"])
+        optimizer = [torch.optim.AdamW(model.parameters(), SETUP["lr"], betas=SETUP["betas"])]
+    if loop == "torch-muon":
+        optimizer = torch_optimizers.muon(model)
     if options is not None:
         if options.get("gentle"):
             options = options | {"names": model, "optimizer": optimizer}
         comm = Collectives(**options)
     calls = Torch() if comm is None else comm if arm.get("key", True) else Keyless(comm)
-    if loop == "adamw":
-        return comm, Averaged(model, calls, optimizer)
     if "muon" in arm:
         calls = Parted(comm, arm["muon"])
     if "turned" in arm:
         calls = Matrices(comm, calls, arm["turned"])
+    if optimizer is not None:
+        return comm, Averaged(model, calls, optimizer)
     return comm, own_collectives.Optimizer(model, calls)
 
 
@@ -171,7 +191,7 @@ def run(loop, arm, seed, steps, tokens, n_vocab):
         if not bits:  # one step of all
             bits.append(comm.stats()["bits_per_param"])
         comm.close()
-    bits = bits or [32.0 * (1 + (loop == "adamw"))]
+    bits = bits or [32.0 * (1 + (loop != "muon"))]
     return {
         "losses": losses,
         "loss": losses[steps],
@@ -187,7 +207,7 @@ def table(rows):
         own = [row for row in rows if (row["loop"], row["seed"], row["steps"]) == (loop, seed, steps)]
         dense = next((row["loss"] for row in own if row["arm"] == "torch's"), math.nan)
         lines += [
-            f"{loop:5} {seed}  {row['arm']:38} {row['loss']:.4f} {100 * (row['loss'] / dense - 1):+7.2f} %  "
+            f"{loop:10} {seed}  {row['arm']:38} {row['loss']:.4f} {100 * (row['loss'] / dense - 1):+7.2f} %  "
             f"{row['bits']:6.2f} bits, at the end {row['last_bits']:.2f}  {row['seconds']:.0f} s"
             for row in own
         ]

@@ -346,6 +346,9 @@ FORMATS = [
     "both, 4 bits",
     "turned, residual kept, 4 bits",
     "turned, 4 bits",
+    "V in 4 bits by one QR, each 20, 4 bits",
+    "V's change in 4 bits by one QR, each 20, 4 bits",
+    "V in 4 bits, each 20, blocks of 96, 4 bits",
 ]
 
 
@@ -375,7 +378,8 @@ def test_what_a_format_of_muon_rounds_off_comes_later(name):
     if format.kept == "turned":
         torch.testing.assert_close(came + kept, given, rtol=1e-3, atol=1e-3)
     large, small = errors[:8].mean(), errors[-16:].mean()
-    assert (small < 0.02 * large) == bool(format.basis), (large, small)
+    # a basis in 4 bits lets a little of large directions into small ones
+    assert (small < (0.02 if format.basis_bits == 16 else 0.05) * large) == bool(format.basis), (large, small)
 
 
 def test_gaps_are_those_to_dense_of_the_seed():
@@ -391,4 +395,6 @@ def test_gaps_are_those_to_dense_of_the_seed():
     assert bits["blocks, 4 bits"] == 4.5
     # a twelfth is of 96 x 96 values, and the other bases are of as many values: 5 of them, and 7
     assert bits["turned, 4 bits"] == pytest.approx(4.5 + 5 * 16 / 500 * (1 + 1 + 1 + 1) / 12)
+    n_bases = 24  # after 20, 40 and so on to 480 steps
+    assert bits["V in 4 bits by one QR, each 20, 4 bits"] == pytest.approx(4.5 + n_bases * 4.5 / 500 * 4 / 12)
     assert bits["turned, doubling, 4 bits"] == pytest.approx(4.5 + 7 * 16 / 500 * (1 + 1 + 1 + 1) / 12)

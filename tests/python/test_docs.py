@@ -490,10 +490,18 @@ def averages_gradients(take, names):
     names["comm"].close()
 
 
-@after("turned = Turned(comm)")
+@after('compress(model, sparsity=0, values="int8")')
+def sends_eight_bits(take, names):
+    for step in range(2):
+        backward(names["model"], take.rank, step)
+    stats = names["handle"].stats()
+    assert 7 < stats["bits_per_param"] < 10, stats
+
+
+@after("turned, works = Turned(comm)")
 def turns_gradients(take, names):
     oracles.check_alike(nn.utils.parameters_to_vector(names["model"].parameters()), "the model")
-    bases = [matrices.bases is not None for matrices in names["turned"]._matrices.values()]
+    bases = [one.bases is not None for one in names["turned"]._matrices.values()]
     assert len(bases) > 3 and all(bases), bases
     names["comm"].close()
 

@@ -256,11 +256,20 @@ class Collectives:
 
     def forget(self, key: torch.Tensor | str) -> None:
         """Drops what calls with that key have rounded off or not sent. Local; call it on every rank."""
+        self.change_residual(key, torch.zeros_like)
+
+    def change_residual(
+        self, key: torch.Tensor | str, change: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
+        """Puts change(of it) where it was, (n,), in CPU memory. Where ranks of a host share it out, it is
+        dropped. For Turned. Local; call it on every rank."""
         with self._order:
             self.synchronize()
             reduced = self._keys.reduced.get(self._keys.name_of(key))
             if reduced is not None:
-                reduced.unit.set_residuals_on_the_wire({})
+                held = {} if self._hosts.is_two_level else reduced.unit.residuals_on_the_wire()
+                changed = {name: change(values.float()) for name, values in held.items()}
+                reduced.unit.set_residuals_on_the_wire(changed)
 
     def reset_parameters(self) -> None:
         """Makes the next gathers send whole values, in bf16, if `parameters` are deltas. Call it after a

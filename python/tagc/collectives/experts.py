@@ -33,7 +33,8 @@ class CompressedExperts(ParallelStyle):
 
     style: torchtitan's ExpertParallel, or another whose hooks before and behind the module's forward move
         tokens over the mesh by all_to_all_single_autograd(), a function of torch, or by all_to_all_single().
-        All else in it stays: placements, permutations, padding, counts of tokens, which travel whole.
+        All else in it stays: placements, permutations, padding, counts of tokens, which travel whole. If
+        those before or those behind move none so, the module's first forward ends with an Error.
     comm: over the ranks of the mesh; one for all layers, and closed by you after training.
     key: the name of the layer, the same on all ranks. Not given: layers are numbered in the order in which
         the style is applied."""
@@ -68,10 +69,27 @@ class CompressedExperts(ParallelStyle):
             raise Error(
                 "unsupported", f"{type(self.style).__name__} adds no hooks, by which tokens could travel"
             )
+        moves: dict[str, list[_Move]] = {}
         for what, hooks, number in found:
             move = _Move(self.comm.tokens(f"{key} {what}"), group.group_name)
+            moves.setdefault(what, []).append(move)
             hooks[number] = functools.partial(_inside, move, hooks[number])
+        made.register_forward_hook(functools.partial(_check_moved, type(self.style).__name__, moves))
         return made
+
+
+def _check_moved(style: str, moves: dict[str, list[_Move]], *_: Any) -> None:
+    """Raises Error if what would be sent by tagc was sent in another way, or not at all. Local: a style calls
+    the same on all ranks, also for no tokens."""
+    for what, of_hooks in moves.items():
+        if not any(move.has_moved for move in of_hooks):
+            raise Error(
+                "unsupported",
+                f"CompressedExperts({style}): the {what} of {style} moves no tokens that can be compressed: "
+                "its hooks must call all_to_all_single_autograd() or all_to_all_single() of "
+                "torch.distributed._functional_collectives with floats and the group of the mesh, as "
+                f"torchtitan's ExpertParallel does: take such a style, or {style} without CompressedExperts",
+            )
 
 
 class _Move(TorchFunctionMode):
@@ -80,12 +98,13 @@ class _Move(TorchFunctionMode):
 
     def __init__(self, exchange: Exchange, group_name: str) -> None:
         super().__init__()
-        self.exchange, self.group_name = exchange, group_name
+        self.exchange, self.group_name, self.has_moved = exchange, group_name, False
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # with autograd or without, by the release of torch
-        moves = "all_to_all_single" in str(function) and args[3] == self.group_name
+        # with autograd or without, by the release of torch; that which writes its output has no fourth one
+        moves = "all_to_all_single" in str(function) and args[3:4] == (self.group_name,)
         if moves and args[0].is_floating_point():
+            self.has_moved = True
             return self.exchange(*args[:3])
         return function(*args, **(kwargs or {}))
 

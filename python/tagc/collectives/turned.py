@@ -8,13 +8,17 @@ of one direction, and its rounding errors are as small as that direction is.
     basis (s, s)            orthogonal: eigenvectors of short @ short.T, added up over some sums
     y = basis.T @ short     what travels. basis @ (the sum of all ranks' y) is the sum of all ranks' short
 
-All ranks must have the same basis, so one of them sends it to all, at most once in 20 calls."""
+All ranks must have the same basis, so one of them sends it to all, at most once in 20 calls. It may be a
+coarse one, as long as it is orthogonal: then a direction is a little of others, and sums stay right."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import datetime
+import functools
+import math
 import threading
 import zlib
 from collections.abc import Callable
@@ -23,12 +27,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tagc import _library as lib
 from tagc._library import Error
 from tagc.collectives.calls import Work, check, flat
 from tagc.collectives.collectives import Collectives
 from tagc.torch.extension import ReduceOp
 
 WINDOW = 20  # calls before the first basis; and those just before a basis, of whose sums it is made
+VALUES, BLOCK = "int4", 32  # of bases on the wire
 
 
 @dataclasses.dataclass
@@ -41,8 +47,10 @@ class Matrices:
     place: int  # of the owner whose sums this rank gets
     makes: bool  # whether this rank makes the bases of that owner
     senders: list[int]  # the rank that makes them, of each owner
+    device: torch.device
     n_calls: int = 0
     renews_at: int = WINDOW  # the call with new bases
+    follows: bool = False  # whether new bases follow from the last ones
     bases: torch.Tensor | None = None  # (owners, matrices, s, s)
     squares: torch.Tensor | None = None  # (matrices, s, s): sum of short @ short.T in this window
 
@@ -71,18 +79,33 @@ class Matrices:
 
     def add(self, short: torch.Tensor) -> None:
         """Takes sums (matrices, s, long) into the next bases."""
-        square = short @ short.mT
+        square = (short @ short.mT).nan_to_num(0.0, 0.0, 0.0)
         self.squares = square if self.squares is None else self.squares + square
 
-    def new_bases(self, device: torch.device) -> torch.Tensor:
-        """Returns (matrices, s, s): of `squares` if these are finite, else those that there are."""
+    def new_bases(self) -> torch.Tensor:
+        """Returns bases of `squares` as they travel, large directions first; of those that are not finite the
+        bases that there are."""
         squares, self.squares = self.squares, None
+        one = torch.eye(self.n_short, device=self.device).expand(self.shape[1], -1, -1)
+        bases = one if self.bases is None else self.bases[self.place]
         if squares is not None and squares.isfinite().all():
-            with contextlib.suppress(torch.linalg.LinAlgError):
-                return torch.linalg.eigh(squares)[1]
-        if self.bases is not None:
-            return self.bases[self.place]
-        return torch.eye(self.n_short, device=device).expand(self.shape[1], -1, -1)
+            if self.follows:  # a step of QR from the last ones costs less, and does as well
+                bases = torch.linalg.qr(squares @ bases)[0]
+            else:
+                with contextlib.suppress(torch.linalg.LinAlgError):
+                    bases = torch.linalg.eigh(squares)[1].flip(-1)
+                    self.follows = True
+        message = encoded(bases)
+        sent = decoded(message, bases.shape, self.device)
+        if (sent.mT @ sent - one).abs().max() < 0.02:  # products may be in TF32
+            return message
+        self.follows = False
+        return encoded(one)
+
+    def turned(self, kept: torch.Tensor, bases: torch.Tensor) -> torch.Tensor:
+        """Returns what was kept of what was sent, (n,), in other bases."""
+        y = kept.to(self.device).view(*self.shape[:2], self.n_short, -1)
+        return (bases.mT @ (y if self.bases is None else self.bases @ y)).flatten()
 
 
 class Turned:
@@ -93,20 +116,19 @@ class Turned:
         turned.reduce_scatter(output, input, key=parameter)
 
     comm: makes the calls. It must send every value, as it does by default. Its other keys are as ever.
-    every: the most calls of a key between two bases, from 20 on. The first is there after 20 calls, and the
-        next ones after twice as many, since gradients change their directions fast at first.
+    every: the calls of a key between two bases, from 20 on. The first is there after 20 calls.
 
     Tensors have the shape (rows, columns) or (matrices, rows, columns). Of the input of reduce_scatter() each
     rank gets whole matrices, or whole rows of a single one. All other arguments, the order of calls, and
-    Errors are as of Collectives. What a call has rounded off is added to the next one, but where a basis
-    changes it is dropped. After an Error a key begins anew, and so it does in a resumed run: bases are not in
-    checkpoints. What comm sends whole is not turned.
+    Errors are as of Collectives. What a call has rounded off is added to the next one; only on hosts of
+    several ranks, which share it out, it is dropped where a basis changes. After an Error a key begins anew,
+    and so it does in a resumed run: bases are not in checkpoints. What comm sends whole is not turned.
 
-    With s as the smaller side of what a rank gets of a matrix, a basis has s * s values, which travel in 2
-    bytes each and are kept in 4 on every rank. One rank computes each basis, and all ranks multiply what they
-    send by it."""
+    With s as the smaller side of what a rank gets of a matrix, a basis has s * s values, which travel in 4
+    bits each and are kept in 4 bytes on every rank. One rank computes each basis, and all ranks multiply what
+    they send by it."""
 
-    def __init__(self, comm: Collectives, every: int = 100) -> None:
+    def __init__(self, comm: Collectives, every: int = WINDOW) -> None:
         if not isinstance(comm, Collectives):
             raise Error("argument", f"comm is a {type(comm).__name__}, must be a Collectives")
         if isinstance(every, bool) or not isinstance(every, int) or every < WINDOW:
@@ -157,6 +179,7 @@ class Turned:
         return None
 
     def _begin(self, what: str, key: Any, source: Any, target: Any, op: Any) -> dist.Work:
+        self._renew(self._matrices.get(_number_of(key)))
         try:
             matrices = self._find(what, key, source, target)
         except Error as failure:  # the other ranks are about to call
@@ -164,9 +187,6 @@ class Turned:
             return self._comm.begin(what, key, source, target, op, failure)
         if matrices is None:
             return self._comm.begin(what, key, source, target, op)
-        if matrices.n_calls == matrices.renews_at:
-            self._renew(matrices, source.device)
-            matrices.renews_at += min(self._every, matrices.n_calls)
         is_in_window = matrices.renews_at - matrices.n_calls <= WINDOW
         matrices.n_calls += 1
         bases, sent, into = matrices.bases, matrices.sent(flat(source)), flat(target)
@@ -201,7 +221,7 @@ class Turned:
             self._comm.forget(key)  # what a former run has left was in a basis that is gone
             senders = list(range(n_owners)) if n_owners > 1 else [zlib.crc32(name.encode()) % self._n_ranks]
             place = self._rank if n_owners > 1 else 0
-            known = Matrices(key, shape, place, senders[place] == self._rank, senders)
+            known = Matrices(key, shape, place, senders[place] == self._rank, senders, source.device)
             self._matrices[_number_of(key)] = known
         if known.shape != shape:
             raise Error(
@@ -211,20 +231,37 @@ class Turned:
             )
         return known
 
-    def _renew(self, matrices: Matrices, device: torch.device) -> None:
-        """Makes the bases of all owners, and gives them to all ranks. Collective."""
-        n_each, n_ranks = matrices.shape[1], self._n_ranks
-        made = matrices.new_bases(device).bfloat16().flatten().view(torch.int16)  # integers go whole
-        theirs = made.new_empty(len(matrices.senders) * len(made))
-        sends = [len(made) if matrices.makes else 0] * n_ranks
-        receives = [len(made) if rank in matrices.senders else 0 for rank in range(n_ranks)]
-        self._comm.all_to_all(theirs, made.repeat(n_ranks if matrices.makes else 0), receives, sends)
-        side = matrices.n_short
-        bases = theirs.view(torch.bfloat16).float().view(len(matrices.senders), n_each, side, side)
-        for _ in range(2):  # in bf16 they are orthogonal to 1 %; each time errors are squared
-            bases = 1.5 * bases - 0.5 * bases @ (bases.mT @ bases)
-        self._comm.forget(matrices.key)
-        matrices.bases = bases
+    def _renew(self, matrices: Matrices | None) -> None:
+        """Gives all keys new bases that have come as often as this one, if it is time. Collective."""
+        if matrices is None or matrices.n_calls != matrices.renews_at:
+            return
+        due = [one for one in self._matrices.values() if one.n_calls == one.renews_at]
+        try:
+            for one, bases in zip(due, self._exchanged(due)):
+                self._comm.change_residual(one.key, functools.partial(one.turned, bases=bases))
+                one.bases, one.renews_at = bases, one.renews_at + self._every
+        except BaseException:
+            for one in due:
+                self._restart(one.key)
+            raise
+
+    def _exchanged(self, due: list[Matrices]) -> list[torch.Tensor]:
+        """Returns the new bases of each, (owners, matrices, s, s), as all ranks have them. Collective."""
+        nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
+        mine = torch.cat([nothing, *(one.new_bases() for one in due if one.makes)])
+        shapes = [(one.shape[1], one.n_short, one.n_short) for one in due]
+        n_bytes = [
+            [n_of(shape) * (rank in one.senders) for one, shape in zip(due, shapes)]
+            for rank in range(self._n_ranks)
+        ]
+        receives = list(map(sum, n_bytes))
+        theirs = mine.new_empty(sum(receives))
+        self._comm.all_to_all(theirs, mine.repeat(self._n_ranks), receives, [len(mine)] * self._n_ranks)
+        of_ranks = [of_rank.split(n) for of_rank, n in zip(theirs.split(receives), n_bytes)]
+        return [
+            torch.stack([decoded(of_ranks[rank][i], shape, one.device) for rank in one.senders])
+            for i, (one, shape) in enumerate(zip(due, shapes))
+        ]
 
 
 def _number_of(key: Any) -> Any:
@@ -244,6 +281,39 @@ def _shape_of(what: str, shape: tuple[int, ...], n_owners: int) -> tuple[int, in
         "argument",
         f"{what}() of a tensor of shape {shape}: must be (rows, columns) or (matrices, rows, columns){whole}",
     )
+
+
+# ---- bases on the wire ----
+
+
+def _coded(what: str, *arguments: Any) -> None:
+    options = lib.initialised(lib.BlocksOptions, "tagc_blocks_options_init")
+    options.format, options.block = lib.FORMATS[VALUES], BLOCK
+    lib.call(f"tagc_blocks_{what}", ctypes.byref(options), *arguments)
+
+
+def n_of(shape: tuple[int, ...]) -> int:
+    """Returns the bytes of such bases."""
+    n = ctypes.c_uint64()
+    _coded("bytes", math.prod(shape), ctypes.byref(n))
+    return n.value
+
+
+def encoded(bases: torch.Tensor) -> torch.Tensor:
+    values = bases.to("cpu", torch.float32).contiguous()
+    message = torch.empty(n_of(values.shape), dtype=torch.uint8, device="cpu")
+    _coded("encode", values.data_ptr(), values.numel(), message.data_ptr(), message.numel())
+    return message
+
+
+def decoded(message: torch.Tensor, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Returns bases (matrices, s, s) made orthogonal again, if they are nearly so."""
+    bases = torch.empty(shape, dtype=torch.float32, device="cpu")
+    _coded("decode", message.data_ptr(), message.numel(), bases.data_ptr(), bases.numel())
+    bases = bases.to(device)
+    for _ in range(5):  # each squares what is wrong
+        bases = 1.5 * bases - 0.5 * bases @ (bases.mT @ bases)
+    return bases
 
 
 class TurnedWork(dist.Work):

@@ -400,6 +400,26 @@ class Direct(Titan):
         return super()._token_combine(mod, routed, device_mesh)
 
 
+class Idle(Titan):
+    """Hooks that move no tokens over the mesh, only how many there are."""
+
+    def _token_dispatch(self, mod, inputs, device_mesh):
+        tokens, counts = inputs
+        return tokens * 1.5, all_to_all_single(counts, None, None, group=device_mesh.get_group())
+
+    def _token_combine(self, mod, routed, device_mesh):
+        return routed * 2
+
+
+class Halfway(Titan):
+    """Sends what comes back in a way of its own, as styles for one kind of network do."""
+
+    def _token_combine(self, mod, routed, device_mesh):
+        back = torch.empty(sum(self.sends), WIDTH)
+        dist.all_to_all_single(back, routed.detach(), self.sends, self.receives, device_mesh.get_group())
+        return back
+
+
 class Other(ParallelStyle):
     def _apply(self, module, device_mesh):
         return module
@@ -459,6 +479,29 @@ def compiled_styles_go_by_it(rank, world_size):
                 found.append((out.detach(), x.grad))
     for eager, compiled in zip(found[:2], found[2:]):
         assert all(a.equal(b) for a, b in zip(eager, compiled))
+
+
+def styles_that_move_nothing_are_errors(rank, world_size):
+    """On all ranks, in the first forward, eager and compiled; also where a rank has no tokens."""
+    from tagc.collectives import CompressedExperts
+
+    mesh = dist.device_mesh.init_device_mesh("cpu", (world_size,))
+    for style, what in (Idle, "dispatch"), (Halfway, "combine"):
+        for is_compiled in (False, True)[: 1 + (style is Idle)]:  # compilers make Halfway's a functional one
+            with collectives(group=mesh) as comm:
+                module = CompressedExperts(style(), comm)._apply(Scaled(), mesh)
+                run = torch.compile(module, backend="aot_eager") if is_compiled else module
+                sends = torch.full((world_size,), 80)
+                words = (
+                    rf"CompressedExperts\({style.__name__}\): the {what} of {style.__name__} moves no tokens"
+                )
+                for _ in range(2):  # no later one slips through
+                    check_error(lambda: run(tokens_of(rank, 0, 80 * world_size), sends), words)
+    with collectives(group=mesh) as comm:
+        module = CompressedExperts(Titan(), comm)._apply(Scaled(), mesh)
+        n = 0 if rank else 80
+        out = module(tokens_of(rank, 0, n * world_size), torch.full((world_size,), n))
+        assert out.shape == (n * world_size, WIDTH) and out.isfinite().all()
 
 
 def beside_compress(rank, world_size):
@@ -544,6 +587,7 @@ TWO = (
     heads_are_spread,
     a_style_goes_by_it,
     compiled_styles_go_by_it,
+    styles_that_move_nothing_are_errors,
     beside_compress,
     wrong_calls_are_errors_on_all_ranks,
 )

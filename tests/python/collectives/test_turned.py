@@ -70,7 +70,7 @@ def exact_sums_come_back(rank, world_size):
                 assert [is_turned(one) for one in found] == [step >= 20] * len(found), step
                 bases.append([one.bases for one in found])
             new = [i for i in range(1, len(bases)) if any(a is not b for a, b in zip(bases[i - 1], bases[i]))]
-            assert new == [20, 40, 64], "after 20 calls, twice as many, and then EVERY"
+            assert new == [20, 20 + EVERY, 20 + 2 * EVERY], "after 20 calls, and then each EVERY"
             assert not any(a.equal(b) for a, b in zip(bases[20], bases[-1]))
             for one in found:
                 check_alike(one.bases, "bases")
@@ -96,26 +96,31 @@ def small_directions_are_rounded_finely(rank, world_size):
     turned_errors, plain = (errors[calls].sqrt() for calls in (muon, comm))
     small, large = slice(48, 64), slice(0, 8)
     assert plain[small].mean() > 0.3 * plain[large].mean(), plain
-    assert turned_errors[small].mean() < 0.1 * plain[small].mean(), (turned_errors, plain)
+    # a basis in 4 bits lets a little of large directions into small ones
+    assert turned_errors[small].mean() < 0.22 * plain[small].mean(), (turned_errors, plain)
     assert turned_errors[large].mean() < 4 * plain[large].mean(), (turned_errors, plain)
 
 
 def what_is_rounded_off_comes_later(rank, world_size, hosts=None):
-    """What came and what is kept are what was given, as long as a basis stays."""
+    """What came and what is kept are what was given, over two changes of bases; on hosts of several ranks, as
+    long as a basis stays."""
     comm, muon = turned(hosts=hosts)
     shape = (64, 96)
     rows, whole, sums = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)
+    n_steps, seen = 20 + EVERY + 7, set()
     with comm:
-        for step in range(27):
+        for step in range(n_steps):
             inputs = [given(other, step, shape) for other in range(world_size)]
             own, mine = torch.empty(64 // world_size, 96), inputs[rank].clone()
             muon.reduce_scatter(own, inputs[rank], key="rows")
             muon.all_reduce(mine, key="whole")
-            if step < 20:
+            seen.add(muon._matrices["whole"].bases)
+            if hosts and step < 20 + EVERY:
                 continue
             everyone = [torch.empty_like(own) for _ in range(world_size)]
             dist.all_gather(everyone, own)
             rows, whole, sums = rows + torch.cat(everyone), whole + mine, sums + sum(inputs)
+        assert len(seen) == 3, "no bases, and two"
         held = comm.state_dict()[f"rank{dist.get_rank()}"]["residuals"]
         for name, came in ("rows", rows), ("whole", whole):
             residual = held[name].clone().float()
@@ -130,6 +135,30 @@ def what_is_rounded_off_comes_later(rank, world_size, hosts=None):
 
 def over_hosts(rank, world_size):
     what_is_rounded_off_comes_later(rank, world_size, hosts=world_size // 2)
+
+
+def bases_travel_together_in_four_bits(rank, world_size):
+    """One message to each other rank has those of all keys."""
+    comm, muon = turned()
+    n_calls, exchange, connection = 0, comm.all_to_all, comm._passes.comm(comm._group)
+
+    def counted(*arguments):
+        nonlocal n_calls
+        n_calls += 1
+        return exchange(*arguments)
+
+    comm.all_to_all, sent = counted, []
+    with comm:
+        for step in range(42):
+            for name in "abcd":
+                muon.all_reduce(given(rank, step, (128, 192)), key=name)
+            sent.append(sum(connection.bytes_sent().values()))
+        assert n_calls == 1, n_calls
+    steps = [b - a for a, b in zip(sent, sent[1:])]  # steps[i]: the bytes of step i + 1
+    extra = torch.tensor([steps[19] - steps[20], steps[20]], dtype=torch.float64)
+    dist.all_reduce(extra)
+    n_values = 4 * 128 * 128 * (world_size - 1)
+    assert 4.5 < 8 * extra[0] / n_values < 4.7, extra  # and what ranks agree on
 
 
 def failures_are_on_all_ranks_and_leave_no_rank_behind(rank, world_size):
@@ -152,7 +181,7 @@ def failures_are_on_all_ranks_and_leave_no_rank_behind(rank, world_size):
 
 
 def a_gradient_that_is_not_finite(rank, world_size):
-    """It makes its own sum NaN, and no basis."""
+    """It makes its own sum NaN, and does not count for a basis."""
     comm, muon = turned()
     with comm:
         for step in range(70):
@@ -161,9 +190,7 @@ def a_gradient_that_is_not_finite(rank, world_size):
                 gradient[1, 1] = float("inf")
             muon.all_reduce(gradient, key="w")
             assert gradient.isfinite().all() == (step not in (3, 41)), step
-            if step > 20:
-                assert muon._matrices["w"].bases.isfinite().all()
-        assert is_turned(muon._matrices["w"])
+            assert is_turned(muon._matrices["w"]) == (step >= 20), step
 
 
 def small_ones_and_one_host_go_as_without(rank, world_size):
@@ -276,12 +303,29 @@ def what_is_refused(rank, world_size):
             muon.all_reduce(torch.ones(96, 64), key="w")
 
 
+def test_a_basis_that_its_code_spoils(monkeypatch):
+    """is not sent: sums of what such a one turns would be wrong."""
+    from tagc.collectives import turned as module
+
+    encoded, one = module.encoded, torch.eye(64)
+    for spoils in (False, True):
+        cpu = torch.device("cpu")
+        matrices = module.Matrices("w", (1, 1, 64, 96), 0, True, [0], cpu)
+        matrices.add(given(0, 1, (1, 64, 96)))
+        factor = 0.0 if spoils else 1.0
+        monkeypatch.setattr(module, "encoded", lambda x: encoded(x if x[0].equal(one) else x * factor))
+        sent = module.decoded(matrices.new_bases(), (1, 64, 64), cpu)[0]
+        assert (sent.mT @ sent - one).abs().max() < 1e-5
+        assert sent.equal(one) == spoils and matrices.follows == (not spoils)
+
+
 def test_two_ranks():
     ranks.run_each(
         [
             exact_sums_come_back,
             small_directions_are_rounded_finely,
             what_is_rounded_off_comes_later,
+            bases_travel_together_in_four_bits,
             failures_are_on_all_ranks_and_leave_no_rank_behind,
             a_gradient_that_is_not_finite,
             small_ones_and_one_host_go_as_without,
