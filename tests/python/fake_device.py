@@ -62,8 +62,9 @@ class FakeDevice:
         return contextlib.nullcontext()
 
     def follow(self, stream):
-        self._followed = stream
-        if not self.lazy:
+        if self.lazy:
+            self._followed = stream
+        else:
             self._synchronize(stream)
 
     def pinned(self, n):

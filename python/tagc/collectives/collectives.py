@@ -245,12 +245,14 @@ class Collectives:
 
     def synchronize(self) -> None:
         """Waits until all calls so far are complete, and raises the first failure that no wait() has raised.
-        Local."""
+        For tensors on a device the current stream waits for results. Local."""
         with self._order:
             self._drain()
             failed = self._failed.copy()
             self._failed.clear()
             self._passes.synchronize()
+            if (staging := self._passes.runners.staging) is not None:  # results may be on their way
+                staging.streams.follow(staging.stream)
         for work in failed:
             work.wait()
 
