@@ -2,6 +2,8 @@
 travel in 4 bits, those of Muon's matrices in the basis of their directions.
 
     torchrun --standalone --nproc-per-node 2 muon_loops.py --loop torch
+    torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
+        muon_loops.py --device cuda --loop torch    # on both hosts; HOST is one of them
     torchrun --standalone --nproc-per-node 2 muon_loops.py --loop torch --torch     # by torch's calls
 
 --loop torch     torch.optim.Muon. All ranks get the means of all gradients, and make the same update. Each
