@@ -369,6 +369,7 @@ def test_a_unit_is_encoded_while_the_one_before_travels(kind, monkeypatch):
         hook = fsdp2.Arrival(device)
         scatter = fsdp2.ReduceScatter(device, None, module, hook)
     else:
+        group.shard_group = object()
         hook = fsdp2.AllReduce(device, None, module, None)
         scatter = types.SimpleNamespace(allocate=fsdp2.waits.FsdpComm().allocate)
         scatter = type("Torchs", (), {"allocate": scatter.allocate, "__call__": lambda *_, **__: None})()
