@@ -185,9 +185,7 @@ def main(argv=None):
     optimizer, calls = made(args.loop, model, args.torch, {"values": args.values})
     rank, world_size, losses = dist.get_rank(), dist.get_world_size(), []
     for step in range(args.steps):
-        generator = torch.Generator().manual_seed(step * world_size + rank)
-        starts = torch.randint(len(text) - 65, (8,), generator=generator, device="cpu")
-        batch = torch.stack([text[start : start + 65] for start in starts])
+        batch = own_collectives.batch_of(text, step * world_size + rank)
         model.zero_grad()
         loss = model(batch[:, :-1], batch[:, 1:])
         loss.backward()

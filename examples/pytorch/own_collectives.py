@@ -119,6 +119,13 @@ class Optimizer:
                 phase(shared)
 
 
+def batch_of(text, seed):
+    """Returns sequences of 65 bytes, (8, 65)."""
+    generator = torch.Generator().manual_seed(seed)
+    starts = torch.randint(len(text) - 65, (8,), generator=generator, device="cpu")
+    return torch.stack([text[start : start + 65] for start in starts])
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
@@ -141,9 +148,7 @@ def main(argv=None):
     model = GPT(Config(n_layer=3, n_embd=options.n_embd, n_positions=64))
     optimizer, losses = Optimizer(model, comm), []
     for step in range(options.steps):
-        generator = torch.Generator().manual_seed(step * world_size + rank)
-        starts = torch.randint(len(text) - 65, (8,), generator=generator, device="cpu")
-        batch = torch.stack([text[start : start + 65] for start in starts])
+        batch = batch_of(text, step * world_size + rank)
         model.zero_grad()
         loss = model(batch[:, :-1], batch[:, 1:])
         loss.backward()

@@ -292,8 +292,8 @@ def _of_expert(
             "mismatch", f"{target} is {list(held.shape)} on this rank, and has no shard of {list(shape)}"
         )
     # vLLM's ranks of data parallelism share experts' rows, too
-    about = getattr(module, "moe_config", None)
-    own = about.tp_rank if about else getattr(module, "moe_tp_rank", _rank_of(module, rank).rank)
+    config = getattr(module, "moe_config", None)
+    own = config.tp_rank if config else getattr(module, "moe_tp_rank", _rank_of(module, rank).rank)
     among = int(own) if n_shards > 1 else 0
     offsets = tuple(among * sizes[d] if i == d else 0 for i in range(2))
     return [Target(target, (number, slice(first, first + sizes[0])), offsets)]

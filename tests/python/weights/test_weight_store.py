@@ -22,9 +22,9 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DeviceMesh, DTensor, Partial, Replicate
 from weight_checks import refused
+from wire_reader import read_frame
 
 import tagc.torch as tagc
-from tagc import _library as lib
 from tagc.weights import Follower, Layout, Publisher, Target, store
 
 
@@ -573,31 +573,6 @@ def test_arguments_are_named(tmp_path):
 # ---- the bytes, as docs/reference/wire-format.md draws them ----
 
 
-def hash_of(data):
-    """Returns the XXH3, of which libtagc's is the only one here."""
-    return int(lib.load().tagc_checksum(bytes(data), len(data)))
-
-
-def read_by_the_page(data):
-    """Reads a frame with nothing of tagc.weights: its version, whole or not, and rows of tensors."""
-    magic, form, flags, part, n_parts, zero, n_messages = struct.unpack_from("<4sBBHHHI", data)
-    run, version, base, described, n_table, n_bytes, total = struct.unpack_from("<7Q", data, 16)
-    assert (magic, form, part, n_parts, zero, n_bytes) == (b"TAGW", 3, 0, 1, 0, len(data))
-    assert total == hash_of(data[:64] + data[72 : 72 + n_table])
-    at, message_at, rows = 72, 72 + n_table, []
-    for _ in range(n_messages):
-        number, n_dims, before, n, sum_of_message = struct.unpack_from("<IIQQQ", data, at)
-        box = [struct.unpack_from("<QQ", data, at + 32 + 16 * d) for d in range(n_dims)]
-        at += 32 + 16 * n_dims
-        message = data[message_at : message_at + n]
-        message_at += n
-        assert hash_of(message) == sum_of_message
-        rows.append((number, box, message))
-    assert message_at == len(data)
-    text = bytes(data[at : 72 + n_table])
-    return run, version, base, flags & 1, rows, text
-
-
 def test_another_program_can_read_a_store(tmp_path):
     here = {"a": torch.arange(12.0).bfloat16().view(3, 4), "b": torch.tensor(3, dtype=torch.int32)}
     sender = Publisher(here, tmp_path)
@@ -611,13 +586,15 @@ def test_another_program_can_read_a_store(tmp_path):
         ((name, n_bytes),) = manifest[kind][-1]["files"]
         data = (tmp_path / name).read_bytes()
         assert len(data) == n_bytes
-        run, version, before, is_whole, rows, text = read_by_the_page(data)
-        assert (run, version, before) == (int(manifest["run"], 16), manifest[kind][-1]["version"], base)
-        assert is_whole == flag and text == (b"a [3, 4] bfloat16\nb [] int32" if flag else b"")
-        assert [(number, box) for number, box, _ in rows] == [(0, [(0, 3), (0, 4)]), (1, [])]
+        head, rows, text = read_frame(data)
+        assert (head["format"], head["part"], head["parts"], head["flags"] & 1) == (3, 0, 1, flag)
+        expected = (int(manifest["run"], 16), manifest[kind][-1]["version"], base)
+        assert (head["run"], head["version"], head["base"]) == expected
+        assert text == (b"a [3, 4] bfloat16\nb [] int32" if flag else b"")
+        assert [(number, box) for number, box, *_ in rows] == [(0, [(0, 3), (0, 4)]), (1, [])]
         if flag:  # 64 bytes of a header, 8 of a segment, then the elements
-            values = torch.frombuffer(bytearray(rows[0][2][72:]), dtype=torch.bfloat16)
-            assert values.tolist() == list(range(12)) and rows[1][2][72:] == struct.pack("<i", 3)
+            values = torch.frombuffer(bytearray(rows[0][3][72:]), dtype=torch.bfloat16)
+            assert values.tolist() == list(range(12)) and rows[1][3][72:] == struct.pack("<i", 3)
 
 
 # ---- the example ----
